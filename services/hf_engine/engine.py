@@ -216,8 +216,8 @@ class Engine:
             elif not self.pool.link.usable and not sequence.awaited_blocks:
                 self._looked_up(sequence, (), LookupOutcome.ABSENT.reported(), 0.0)
             else:
-                wait_ms = sequence.hint.wait_ms if sequence.awaited_blocks else 0
-                sequence.wait_until_s = time.monotonic() + wait_ms / 1000
+                wait_s = sequence.hint.wait_s if sequence.awaited_blocks else 0.0
+                sequence.wait_until_s = time.monotonic() + wait_s
                 if sequence.awaited_blocks and self._streams_load(sequence):
                     sequence.promise_end = sequence.awaited_blocks  # the load waits
                     self._ask(sequence, 0)

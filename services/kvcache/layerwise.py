@@ -94,8 +94,8 @@ class LayerSaver:
                     self._tasks.append((state, index))
             self._lock.notify()
 
-    def finish(self, job: TransferJob) -> bool:
-        """All layers of the job's blocks are computed: write what is missing and commit. False: it was dropped."""
+    def finish(self, job: TransferJob) -> None:
+        """All layers of the job's blocks are computed: write what is missing and commit."""
         with self._lock:
             state = self._enter(job)
             if state is not None:
@@ -103,7 +103,6 @@ class LayerSaver:
                 self._lock.notify()
         if state is None:
             self._report(SaveReport(job.name, (), 0, 0, 0.0, {MoveFailure.FULL: len(job.keys)}))
-        return state is not None
 
     def wait_saved(self, timeout_s: float) -> bool:
         """Wait until no save is under way; False when that took too long."""
@@ -231,9 +230,6 @@ class LayerSaver:
             self._bytes -= state.size_bytes
             self._lock.notify_all()
         stored = tuple(sorted(state.stored))
-        if state.job.is_awaited and len(stored) < len(state.job.keys):
-            lost = set(range(len(state.job.keys))).difference(stored)
-            self._link.give_up([state.job.keys[at] for at in sorted(lost)], state.job.node)
         self._report(
             SaveReport(state.job.name, stored, state.present, state.moved, seconds, dict(state.lost))
         )

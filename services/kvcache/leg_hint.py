@@ -14,6 +14,7 @@ from typing import Any, Self
 FIELD = "kv_transfer_params"
 NAME = "mooncache"
 VERSION = 1
+WAIT_MS_MAX = 600_000
 
 
 class LegRole(StrEnum):
@@ -58,6 +59,11 @@ class LegHint:
     public_salt: str = ""  # see keys.request_keys
     store_node: str = ""  # the pool's node through which the legs hand blocks over, by its id
     request_id: str = ""  # for logs
+
+    @property
+    def wait_s(self) -> float:
+        """How long to wait, ten minutes at most: an engine's memory may be held meanwhile."""
+        return min(self.wait_ms, WAIT_MS_MAX) / 1e3
 
     @property
     def is_awaited(self) -> bool:

@@ -197,7 +197,7 @@ class Mover:
     def give_up(self, job: TransferJob) -> None:
         """These blocks will not be saved: another instance that waits for them hears of it. Does not wait."""
         with self._lock:
-            if job.is_awaited and not self._closed and len(self._given_up) < GIVEN_UP_MAX:
+            if job.is_awaited and job.keys and not self._closed and len(self._given_up) < GIVEN_UP_MAX:
                 self._given_up.append(job)
                 self._lock.notify_all()
 

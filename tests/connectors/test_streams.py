@@ -3,6 +3,7 @@ and delays no other request. What vLLM does with it is in the table of traps of 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from mooncache.connectors.vllm.core.book import RequestBook
-from mooncache.errors import ChecksumMismatch
+from mooncache.errors import ChecksumMismatch, NoSpace
 from mooncache.kvcache.core import streaming
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, StreamMode, WaitPlace
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.transfers import MoveFailure
+from tests.conditions import wait_until
 from tests.connectors.harness import BLOCK_TOKENS, Harness, Make, ask, expected, prompt, warm
 from tests.connectors.test_core import PASSPORT, SIZE, add, answer
 from tests.kvcache.faulty import FaultyPool
@@ -41,6 +43,13 @@ def later(make: Make, faulty: FaultyPool) -> Callable[[list[int]], list[tuple[by
         return blocks
 
     return taken
+
+
+class Full(dict[bytes, int]):
+    """Every block is refused."""
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        return NoSpace.code
 
 
 def streaming_request(decode: Harness, tokens: list[int], name: str = "d", **more: Any) -> Any:
@@ -194,6 +203,25 @@ def test_when_all_are_there_already_nothing_is_awaited(make: Make, faulty: Fault
     assert faulty.watched == []
 
 
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_a_prefill_engine_whose_saves_are_refused_says_so_at_the_node(
+    make: Make, faulty: FaultyPool, layerwise: bool
+) -> None:
+    tokens = prompt(20, COUNT)
+    decode, prefill = make(ON), make({"mooncache.layerwise": layerwise}, hooks=layerwise)
+    streaming_request(decode, tokens)
+    faulty.codes = Full()
+    prefill.add("p", tokens, max_tokens=1, ask=ask("prefill", store_node="n2"))
+    prefill.run()
+    assert prefill.outputs["p"] == expected(tokens, 1)
+    wait_until(lambda: len(faulty.given_up) == 10, "all are given up")
+    faulty.codes = {}
+    decode.run()
+    reported = check(decode, tokens)
+    assert (reported["outcome"], reported["loaded_tokens"]) == ("timeout", 0)
+    assert reported["waited_ms"] < WAITS["wait_ms"] / 2
+
+
 # --- others meanwhile --------------------------------------------------------------------------------------------
 
 
@@ -241,6 +269,29 @@ def test_an_abort_in_mid_stream_frees_the_blocks_and_no_late_byte_comes(
     decode.run()
     assert decode.outputs["other"] == expected(other, 4)
     assert decode.leaked_blocks == 0
+
+
+def test_steps_that_only_wait_for_a_stream_wait_a_moment(make: Make, faulty: FaultyPool) -> None:
+    """vLLM takes empty steps as long as requests load; each costs it part of a core."""
+
+    class Watch:
+        def __init__(self) -> None:
+            self.seen: list[bool] = []
+
+        def next_s(self, now_s: float, *, waiting: bool) -> float:
+            self.seen.append(waiting)
+            return 0.0
+
+    decode, watch = make(ON), Watch()
+    streaming_request(decode, prompt(21, COUNT))
+    decode.run_until(lambda: bool(faulty.watched))
+    decode.worker._worker._idle = watch
+    for _ in range(4):
+        decode.step()
+    assert watch.seen == [True] * 4
+    decode.add("other", prompt(22, 40))
+    decode.run_until(lambda: bool(decode.outputs["other"]))
+    assert watch.seen[-1] is False, "what computes is not held up"
 
 
 def test_a_request_that_streamed_and_is_preempted_comes_back(
@@ -383,6 +434,33 @@ def _outcome(text: str) -> Any:
     from mooncache.kvcache.lookup import LookupOutcome
 
     return LookupOutcome(text).reported()
+
+
+def test_the_worst_shard_counts() -> None:
+    from mooncache.connectors.vllm.messages import LoadEnd, merge_loads
+
+    fast = LoadEnd(3, 300, 0.2, MoveFailure.NONE, waited_s=0.5, hidden_s=0.2)
+    slow = LoadEnd(2, 200, 0.3, MoveFailure.NOT_COME, waited_s=0.6, hidden_s=0.1)
+    wanted = LoadEnd(2, 500, 0.3, MoveFailure.NOT_COME, shards=2, waited_s=0.6, hidden_s=0.1)
+    assert merge_loads(fast, slow) == merge_loads(slow, fast) == wanted
+    kept = book([dataclasses.replace(PASSPORT, tp_rank=rank, tp_size=2) for rank in range(2)])
+    add(kept, 4 * SIZE + 1, ask=AWAITS)
+    kept.match("r", 0, 0.0, pool_usable=True)
+    answer(kept, [True, True, True, False, False, False, True, True])
+    assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 4 * SIZE
+    transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
+    assert transfer is not None and len(transfer.keys) == 2
+    assert transfer.awaited == (1, 2), "a block is there when every shard's part is"
+
+
+def test_a_wait_ends_also_when_its_limit_is_absurd() -> None:
+    kept = book()
+    add(kept, 4 * SIZE + 1, ask={**AWAITS, "wait_ms": 1 << 52})
+    kept.match("r", 0, 0.0, pool_usable=True)
+    answer(kept, [False] * 4)
+    kept.match("r", 0, 0.0, pool_usable=True)
+    transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
+    assert transfer is not None and transfer.await_s == 600.0
 
 
 def test_saves_of_a_leg_that_computes_a_prompt_are_awaited_elsewhere() -> None:

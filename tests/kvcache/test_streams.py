@@ -14,7 +14,6 @@ from mooncache.errors import ChecksumMismatch, NodeUnavailable
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache import streams
 from mooncache.kvcache.core.awaited import KEYS_MAX, AwaitedBlocks, NextStep
-from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.pool_link import PoolLink
 from tests.conditions import wait_until
 from tests.kvcache.conftest import BLOCK_BYTES, WAIT_S, Engine
@@ -368,21 +367,3 @@ def test_a_stream_hears_of_a_save_that_is_lost(
     report = wait_for(reader, reader.take_loads)
     assert (report.loaded, report.reason) == (2, mv.MoveFailure.NOT_COME)
     assert time.monotonic() - started_s < WAIT_S / 2
-
-
-def test_layers_that_are_lost_are_given_up(faulty: FaultyPool, faulty_link: PoolLink) -> None:
-    reports: list[mv.SaveReport] = []
-    saver = LayerSaver(
-        faulty_link,
-        Engine().memory,
-        ["a", "b", "c"],
-        reports.append,
-        timeout_s=5.0,
-        queue_bytes_max=2 * BLOCK_BYTES,
-    )
-    put(faulty, 0)
-    assert saver.finish(saved("s", [0, 1], node="n1", is_awaited=True))
-    wait_until(lambda: reports, "a report")
-    assert reports[0].stored == (0,) and faulty.given_up == {key(1)}
-    assert not saver.finish(saved("too many", [2, 3, 4], is_awaited=True)), "its owner gives it up"
-    saver.close()

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mooncache.client.figures import Figures, figures, growth
@@ -67,6 +67,7 @@ class WorkerSide:
         self._link: PoolLink | None = None
         self._mover: Mover | None = None
         self._layers: LayerSaver | None = None
+        self._layered: dict[str, TransferJob] = {}
         self._passport = ""
         self._weights: WeightWatch | None = None
         self._broken_weights = ""
@@ -140,7 +141,7 @@ class WorkerSide:
                 self._link,
                 memory,
                 list(tensors),
-                self._mover.report_save,
+                self._layers_saved,
                 timeout_s=connector.save_timeout_s,
                 queue_bytes_max=connector.save_queue_bytes_max,
             )
@@ -215,12 +216,23 @@ class WorkerSide:
                         self._mover.give_up(self._job(transfer))
             elif self._layers is not None:
                 job = self._job(transfer)
-                if not self._layers.finish(job):
-                    self._mover.give_up(job)
+                self._layered[job.name] = job
+                self._layers.finish(job)
             else:
                 self._mover.save(self._job(transfer))
         if orders.saves and not orders.pinned:
             self._wait_saved(self._settings.connector.save_timeout_s * 2)
+
+    def _layers_saved(self, report: SaveReport) -> None:
+        """A save by layers has ended. Its blocks go where placement puts them: whoever waits for them at a node looks
+        again. Called by the saver's thread, or by `start_saves`."""
+        assert self._mover is not None
+        job = self._layered.pop(report.name, None)
+        if job is not None:
+            stored = set() if job.node else set(report.stored)
+            unsaid = tuple(key for at, key in enumerate(job.keys) if at not in stored)
+            self._mover.give_up(replace(job, keys=unsaid))
+        self._mover.report_save(report)
 
     def _wait_saved(self, timeout_s: float) -> None:
         if self._mover is not None:

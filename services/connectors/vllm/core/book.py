@@ -187,7 +187,7 @@ class RequestBook:
         awaited, place = 0, None
         if not request.asked:
             awaited = self._awaited(request)
-            request.wait_until_s = now_s + request.hint.wait_ms / 1e3
+            request.wait_until_s = now_s + request.hint.wait_s
             if awaited:
                 place = self._place(request, self._promise_end(request, awaited), now_s, memory)
                 if place is WaitPlace.STREAMED and not pool_usable:
