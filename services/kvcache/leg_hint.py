@@ -56,6 +56,7 @@ class LegHint:
     wait_ms: int = 0  # for at most this long
     public_tokens: int = 0  # see keys.request_keys
     public_salt: str = ""  # see keys.request_keys
+    store_node: str = ""  # the pool's node through which the legs hand blocks over, by its id
     request_id: str = ""  # for logs
 
     def to_params(self) -> dict[str, Any]:
