@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mooncache.conductor.core.spans import Span, spans
+from mooncache.conductor.core.spans import LegSpan, spans
 
 PREFILL: dict[str, Any] = {"leg": "prefill", "instance": "p", "sent_ms": 2.0, "ended_ms": 60.0, "code": "OK"}
 DECODE: dict[str, Any] = {"leg": "decode", "instance": "d", "sent_ms": 3.0, "ended_ms": 500.0, "code": "OK"}
@@ -30,15 +30,15 @@ def served(prefill: dict[str, Any], decode: dict[str, Any]) -> list[dict[str, An
 def test_both_legs_with_their_parts() -> None:
     events = served({**PREFILL, "cache": cache(1.0, 10.0)}, {**DECODE, "cache": cache(62.0, 15.0)})
     assert spans(events, {"queue_ms": 20.0}) == [
-        Span("gateway", "", "plan", 0.0, 2.0),
-        Span("prefill", "p", "wait", 2.0, 3.0),
-        Span("prefill", "p", "load", 3.0, 13.0),
-        Span("prefill", "p", "queue", 13.0, 22.0),
-        Span("prefill", "p", "compute", 22.0, 60.0),
-        Span("decode", "d", "wait", 3.0, 65.0),
-        Span("decode", "d", "load", 65.0, 80.0),
-        Span("decode", "d", "compute", 80.0, 90.0),
-        Span("decode", "d", "generate", 90.0, 500.0),
+        LegSpan("gateway", "", "plan", 0.0, 2.0),
+        LegSpan("prefill", "p", "wait", 2.0, 3.0),
+        LegSpan("prefill", "p", "load", 3.0, 13.0),
+        LegSpan("prefill", "p", "queue", 13.0, 22.0),
+        LegSpan("prefill", "p", "compute", 22.0, 60.0),
+        LegSpan("decode", "d", "wait", 3.0, 65.0),
+        LegSpan("decode", "d", "load", 65.0, 80.0),
+        LegSpan("decode", "d", "compute", 80.0, 90.0),
+        LegSpan("decode", "d", "generate", 90.0, 500.0),
     ]
 
 
@@ -96,5 +96,5 @@ def test_a_leg_that_was_replaced_is_shown_too() -> None:
 
 def test_a_request_that_is_still_running_ends_where_it_was_seen_last() -> None:
     running = spans([event("prefilled", 60.0, PREFILL)], {})
-    assert running[-1] == Span("prefill", "p", "compute", 2.0, 60.0)
+    assert running[-1] == LegSpan("prefill", "p", "compute", 2.0, 60.0)
     assert spans([], {}) == [] and spans([event("aborted", 5.0)], {}) == []

@@ -28,7 +28,7 @@ class SpanPart(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Span(NamedTuple):
+class LegSpan(NamedTuple):
     """Milliseconds since the gateway took the request."""
 
     leg: str  # a role, or "gateway"
@@ -48,7 +48,7 @@ class Span(NamedTuple):
         }
 
 
-def spans(events: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> list[Span]:
+def spans(events: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> list[LegSpan]:
     """The spans of a request in the order of its legs, from what was reported of it so far."""
     legs = _legs(events)
     if not legs:
@@ -63,14 +63,14 @@ def spans(events: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> l
         None,
     )
     answering = max((leg["sent_ms"] for leg in legs if leg["leg"] == LegRole.DECODE), default=None)
-    found = [Span("gateway", "", SpanPart.PLAN, 0.0, min(leg["sent_ms"] for leg in legs))]
+    found = [LegSpan("gateway", "", SpanPart.PLAN, 0.0, min(leg["sent_ms"] for leg in legs))]
     for leg in legs:
         end_ms = leg["ended_ms"] or max(seen_ms, leg["sent_ms"])
         if leg["leg"] == LegRole.PREFILL:
             found += _computing(leg, end_ms, queue_ms=float(observed.get("queue_ms", 0.0)))
         elif leg["sent_ms"] == answering and first_ms is not None:
             found += _computing(leg, min(first_ms, end_ms))
-            found.append(Span(leg["leg"], leg["instance"], SpanPart.GENERATE, first_ms, end_ms))
+            found.append(LegSpan(leg["leg"], leg["instance"], SpanPart.GENERATE, first_ms, end_ms))
         else:
             found += _computing(leg, end_ms)
     return [span for span in found if span.to_ms > span.from_ms]
@@ -87,12 +87,12 @@ def _legs(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(last.values(), key=lambda leg: (leg["sent_ms"], leg["leg"] != LegRole.PREFILL))
 
 
-def _computing(leg: Mapping[str, Any], end_ms: float, queue_ms: float = 0.0) -> list[Span]:
+def _computing(leg: Mapping[str, Any], end_ms: float, queue_ms: float = 0.0) -> list[LegSpan]:
     """A leg from when it was sent until its prompt is computed."""
     begin_ms, cache = leg["sent_ms"], leg.get("cache")
 
-    def span(part: SpanPart, from_ms: float, to_ms: float) -> Span:
-        return Span(leg["leg"], leg["instance"], part, min(from_ms, end_ms), min(to_ms, end_ms))
+    def span(part: SpanPart, from_ms: float, to_ms: float) -> LegSpan:
+        return LegSpan(leg["leg"], leg["instance"], part, min(from_ms, end_ms), min(to_ms, end_ms))
 
     if cache is None:
         part = SpanPart.COMPUTE if leg["leg"] == LegRole.PREFILL else SpanPart.UNKNOWN
