@@ -36,16 +36,21 @@ if TYPE_CHECKING:
         MatchResult,
         NodeView,
         PutResult,
+        WatchNews,
+        WatchState,
     )
     from mooncache.client.sync import Client
+    from mooncache.client.watch import AsyncBlockWatch, BlockWatch
     from mooncache.errors import MooncacheError
 
 __all__ = [
+    "AsyncBlockWatch",
     "AsyncClient",
     "AsyncReservation",
     "BatchResult",
     "BlockEntry",
     "BlockStat",
+    "BlockWatch",
     "Client",
     "ClusterView",
     "GetResult",
@@ -57,6 +62,8 @@ __all__ = [
     "PutResult",
     "RegisteredBuffer",
     "Reservation",
+    "WatchNews",
+    "WatchState",
     "__version__",
     "connect",
     "connect_async",
@@ -68,11 +75,13 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Loaded on first use: `import mooncache` stays cheap for tools that only want the version or a proto.
 _HOMES = {
+    "AsyncBlockWatch": "mooncache.client.watch",
     "AsyncClient": "mooncache.client.aio",
     "AsyncReservation": "mooncache.client.reservation",
     "BatchResult": "mooncache.client.results",
     "BlockEntry": "mooncache.client.results",
     "BlockStat": "mooncache.client.results",
+    "BlockWatch": "mooncache.client.watch",
     "Client": "mooncache.client.sync",
     "ClusterView": "mooncache.client.results",
     "GetResult": "mooncache.client.results",
@@ -84,6 +93,8 @@ _HOMES = {
     "PutResult": "mooncache.client.results",
     "RegisteredBuffer": "mooncache.client.registered",
     "Reservation": "mooncache.client.reservation",
+    "WatchNews": "mooncache.client.results",
+    "WatchState": "mooncache.client.results",
 }
 
 

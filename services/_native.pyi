@@ -254,8 +254,10 @@ class Client:
     @property
     def map_epoch(self) -> int: ...
 
-    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int | None]]:
-        """-> [(code, node_index)]"""
+    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None) -> list[tuple[int, int | None]]:
+        """
+        -> [(code, node_index)]; prefer_node: the first copy goes there when the node takes new blocks
+        """
 
     def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
         """-> [(code, size_bytes, node_index)]"""
@@ -276,11 +278,16 @@ class Client:
     def gpu_direct(self, gpu: GpuDevice) -> str:
         """How calls reach the memory of this GPU, empty before one tried."""
 
-    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int | None]]:
+    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None) -> list[tuple[int, int | None]]:
         """As put, out of registered device memory only."""
 
     def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
         """As get, into registered device memory only."""
+
+    def watch(self) -> BlockWatch: ...
+
+    def give_up(self, keys: object, timeout_s: float = 30.0, node: int | None = None) -> int:
+        """-> waits that ended"""
 
     def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, all_nodes: bool = False) -> tuple[int, tuple[bool, ...], int]:
         """
@@ -343,6 +350,25 @@ class Registration:
 
     @property
     def size_bytes(self) -> int: ...
+
+class BlockWatch:
+    """
+    Waits for blocks that others are about to write. One thread at a time is in next().
+    """
+
+    def add(self, name: str, keys: object, timeout_s: float, node: int | None = None, news_s: float = 0.0) -> None: ...
+
+    def remove(self, name: str) -> bool:
+        """False: there is no such watch."""
+
+    def next(self, timeout_s: float) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """
+        -> [(name, new positions, state, code)]; state 0: more comes, 1: all, 2: given up, 3: time is over, 4: unreachable (the code says why)
+        """
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
 
 class GpuStager:
     """Pinned buffers with a copy stream each. Not thread-safe."""

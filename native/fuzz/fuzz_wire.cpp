@@ -100,6 +100,23 @@ void match_response(Bytes bytes) {
   require(!match || match->bitmap.size() == (keys + 7) / 8);
 }
 
+void wait_news(Bytes bytes) {
+  if (bytes.size() < 2) return;
+  const uint32_t keys = static_cast<uint32_t>(bytes[0]) | static_cast<uint32_t>(bytes[1]) << 8;
+  round_trip(
+      bytes.subspan(2),
+      [keys](Bytes in) {
+        Reader reader(in);
+        auto news = wire::WaitNews::decode(reader, keys);
+        if (news) {
+          require(news->positions.size() <= keys);
+          for (const uint32_t position : news->positions) require(position < keys);
+        }
+        return news;
+      },
+      [](Writer& out, const wire::WaitNews& value) { value.encode(out); });
+}
+
 void status(Bytes bytes) {
   Reader reader(bytes);
   if (const auto decoded = wire::decode_status(reader)) {
@@ -163,6 +180,8 @@ constexpr Target kTargets[] = {
     items<wire::SegmentInfo>,
     items<wire::RdmaAddress>,
     items<wire::Exposure>,
+    request<wire::WaitRequest>,
+    wait_news,
 };
 
 }  // namespace

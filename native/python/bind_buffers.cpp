@@ -86,8 +86,11 @@ struct DeviceBatch {
 };
 
 PutAnswers put_device(Client& client, nb::handle keys, const DeviceBlocks& sources, uint32_t replicas,
-                      double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
-  const DeviceBatch<PutBlock, ConstSlice> batch(keys, sources, to_options(timeout_s, cancel, node));
+                      double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node,
+                      std::optional<uint32_t> prefer_node) {
+  CallOptions options = to_options(timeout_s, cancel, node);
+  options.prefer_node = prefer_node;
+  const DeviceBatch<PutBlock, ConstSlice> batch(keys, sources, options);
   std::vector<PutOutcome> outcomes(batch.blocks.size());
   check(interruptible([&] { return client.put(batch.blocks, replicas, batch.options, outcomes); }));
   return answers(outcomes);
@@ -143,7 +146,8 @@ void bind_buffers(nb::module_& m, nb::class_<Client>& client) {
           },
           nb::arg("gpu"), "How calls reach the memory of this GPU, empty before one tried.")
       .def("put_device", &put_device, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
-           nb::arg("timeout_s") = 30.0, cancel, node, "As put, out of registered device memory only.")
+           nb::arg("timeout_s") = 30.0, cancel, node, nb::arg("prefer_node").none() = nb::none(),
+           "As put, out of registered device memory only.")
       .def("get_device", &get_device, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0,
            cancel, node, "As get, into registered device memory only.");
 }

@@ -198,9 +198,10 @@ NamedCounts values_dict(const NamedValues& values) {
 }
 
 PutAnswers put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t replicas, double timeout_s,
-               const CancelToken* cancel, std::optional<uint32_t> node) {
+               const CancelToken* cancel, std::optional<uint32_t> node, std::optional<uint32_t> prefer_node) {
   const auto keys = to_keys(keys_in);
-  const CallOptions options = to_options(timeout_s, cancel, node);
+  CallOptions options = to_options(timeout_s, cancel, node);
+  options.prefer_node = prefer_node;
   Batch<ConstSlice> batch(sources, keys.size(), false, "sources");
   std::vector<PutBlock> blocks(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
@@ -442,7 +443,8 @@ void bind_blocks(nb::class_<Client>& c) {
   const auto cancel = nb::arg("cancel").none() = nb::none();
   const auto node = nb::arg("node").none() = nb::none();
   c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
-        nb::arg("timeout_s") = 30.0, cancel, node, "-> [(code, node_index)]");
+        nb::arg("timeout_s") = 30.0, cancel, node, nb::arg("prefer_node").none() = nb::none(),
+        "-> [(code, node_index)]; prefer_node: the first copy goes there when the node takes new blocks");
   c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
         nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
   c.def(
@@ -527,6 +529,7 @@ void bind_client(nb::module_& m) {
   c.def_prop_ro("map_epoch", &Client::map_epoch);
   bind_blocks(c);
   bind_buffers(m, c);
+  bind_watch(m, c);
   bind_control(c);
   c.def(
       "reserve",

@@ -40,5 +40,6 @@ PutAnswers answers(std::span<const PutOutcome> outcomes);
 GetAnswers answers(std::span<const GetOutcome> outcomes);
 
 void bind_buffers(nanobind::module_& m, nanobind::class_<Client>& client);
+void bind_watch(nanobind::module_& m, nanobind::class_<Client>& client);
 
 }  // namespace mooncache::python

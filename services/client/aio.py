@@ -23,6 +23,7 @@ from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation
 from mooncache.client.sync import _missed, _raise_single
+from mooncache.client.watch import AsyncBlockWatch
 from mooncache.config import Config
 from mooncache.errors import BufferTooSmall, Closed
 
@@ -134,10 +135,11 @@ class AsyncClient:
         *,
         replicas: int | None = None,
         timeout_s: float | None = None,
+        prefer_node: str | None = None,
     ) -> res.PutResult:
         """Store a batch, as `Client.put_many`: one code for each key."""
         return await self._run_cancellable(
-            lambda token: self._engine.put_many(keys, values, replicas, timeout_s, token)
+            lambda token: self._engine.put_many(keys, values, replicas, timeout_s, token, prefer_node)
         )
 
     async def put_iov(
@@ -286,6 +288,18 @@ class AsyncClient:
     async def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
         """Unpin a batch; one code for each key."""
         return await self._run(self._engine.unpin_many, keys, timeout_s)
+
+    # --- blocks to come --------------------------------------------------------------------------------------
+
+    def watch(self) -> AsyncBlockWatch:
+        """An `AsyncBlockWatch`, which waits for blocks that others are about to write, as `Client.watch`."""
+        return self._engine.watch(AsyncBlockWatch)
+
+    async def give_up(
+        self, keys: Iterable[Key] | bytes, *, node: str | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Say that these blocks will not be written, as `Client.give_up`: the number of waits that ended."""
+        return await self._run(self._engine.give_up, keys, node, timeout_s)
 
     # --- the cluster -----------------------------------------------------------------------------------------
 

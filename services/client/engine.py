@@ -31,6 +31,7 @@ from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native, map_rows
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.staging import Slices
+from mooncache.client.watch import AsyncBlockWatch, BlockWatch, known_index
 from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument, NotFound
 from mooncache.runtime.logs import Event, get_logger
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mooncache._native import Client as NativeClient
 
 T = TypeVar("T")
+W = TypeVar("W", BlockWatch, AsyncBlockWatch)
 _log = get_logger(__name__)
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 
@@ -174,7 +176,7 @@ class ClientCore:
         replicas: int | None,
         timeout_s: float | None,
         cancel: CancelToken | None = None,
-        node: int | None = None,
+        prefer_node: str | None = None,
     ) -> res.PutResult:
         block_keys = self._batch(keys)
         if isinstance(values, (bytes, bytearray, memoryview, str)):
@@ -192,21 +194,22 @@ class ClientCore:
         if not block_keys:
             return res.PutResult(())
         core = self._core()
+        preferred = None if prefer_node is None else self._view.node_index(prefer_node)
 
         limit_s = self._timeout(timeout_s)
         if in_device(sources):
 
             def direct(positions: Sequence[int], slices: Slices, left_s: float) -> list[PutAnswer]:
                 chosen = [block_keys[i] for i in positions]
-                return call_native(core.put_device, chosen, slices, replicas, left_s, cancel, node)
+                return call_native(core.put_device, chosen, slices, replicas, left_s, cancel, None, preferred)
 
             def staged(positions: Sequence[int], parts: HostParts, left_s: float) -> list[PutAnswer]:
                 chosen = [block_keys[i] for i in positions]
-                return call_native(core.put, chosen, parts, replicas, left_s, cancel, node)
+                return call_native(core.put, chosen, parts, replicas, left_s, cancel, None, preferred)
 
             answer = self._direct.put(core, sources, limit_s, direct, staged)
         else:
-            answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, node)
+            answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, None, preferred)
         created = tuple(code == OK for code, _ in answer)
         codes = tuple(OK if code == AlreadyExists.code else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)
@@ -438,6 +441,15 @@ class ClientCore:
 
     def unpin_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
         return self._change(lambda core, packed, left_s: core.unpin(packed, left_s), keys, timeout_s)
+
+    # --- blocks to come --------------------------------------------------------------------------------------
+
+    def watch(self, kind: type[W]) -> W:
+        return kind(call_native(self._core().watch), lambda node: known_index(self._view, node))
+
+    def give_up(self, keys: Iterable[Key] | bytes, node: str | None, timeout_s: float | None) -> int:
+        index = known_index(self._view, node)
+        return call_native(self._core().give_up, self._chain(keys), self._timeout(timeout_s), index)
 
     # --- nodes -----------------------------------------------------------------------------------------------
 

@@ -141,6 +141,32 @@ class BlockEntry:
     node_id: str
 
 
+class WatchState(StrEnum):
+    """How far a watch is."""
+
+    MORE = "more"
+    """Not the end."""
+    ALL = "all"
+    """Every key was readable at some moment since the watch began."""
+    GIVEN_UP = "given_up"
+    """The writer of a missing key will not write it."""
+    TIMEOUT = "timeout"
+    UNREACHABLE = "unreachable"
+    """A node that it waited at is gone or refuses it: look again what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchNews:
+    """What one watch has to say; any state but MORE is its end."""
+
+    name: str
+    positions: tuple[int, ...]
+    """Keys (by position) that became readable and were in no news of this watch before."""
+    state: WatchState
+    code: int = OK
+    """Of an UNREACHABLE watch: why."""
+
+
 class MapNodeState(StrEnum):
     """State of a store node in the cluster map."""
 
@@ -231,6 +257,10 @@ class ClusterView:
     term: int = 0
     leader: str = ""
     nodes: tuple[NodeView, ...] = field(default_factory=tuple)
+
+    def node_index(self, node_id: str) -> int | None:
+        """Index of the node with this name; None when the map does not list it."""
+        return next((node.index for node in self.nodes if node.node_id == node_id), None)
 
     def node_name(self, index: int | None) -> str:
         """Name of the node with this index; empty when the map does not list it."""

@@ -19,6 +19,7 @@ from mooncache.client.keys import Key
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation
+from mooncache.client.watch import BlockWatch
 from mooncache.errors import OK, BufferTooSmall, ChecksumMismatch, NotFound, error_for
 
 _LIST_PAGE = 1024
@@ -110,14 +111,19 @@ class Client:
         *,
         replicas: int | None = None,
         timeout_s: float | None = None,
+        prefer_node: str | None = None,
     ) -> res.PutResult:
         """Store a batch in one go: `values[i]` (see `put`) under `keys[i]`. One code for each key, nothing raised
         for single keys; call `.raise_for_errors()` on the result to raise.
 
+        Args:
+            prefer_node: the first copy goes to this node (`node_id`); a block that it cannot take (full, draining,
+                unreachable, not in the map) goes where it would go otherwise.
+
         Raises:
             InvalidArgument, KeyInvalid: the arguments cannot be used; nothing was stored.
         """
-        return self._engine.put_many(keys, values, replicas, timeout_s)
+        return self._engine.put_many(keys, values, replicas, timeout_s, prefer_node=prefer_node)
 
     def put_iov(
         self,
@@ -306,6 +312,30 @@ class Client:
     def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
         """`unpin` for a batch, one code for each key."""
         return self._engine.unpin_many(keys, timeout_s)
+
+    # --- blocks to come --------------------------------------------------------------------------------------
+
+    def watch(self) -> BlockWatch:
+        """A `BlockWatch`, which waits for blocks that others are about to write. Close it when it is not needed."""
+        return self._engine.watch(BlockWatch)
+
+    def give_up(
+        self, keys: Iterable[Key] | bytes, *, node: str | None = None, timeout_s: float | None = None
+    ) -> int:
+        """Say that these blocks will not be written: who waits for one of them learns it at once, and for a second
+        also who begins to wait. It is no harm if they are written after all.
+
+        Args:
+            node: tell this node (`node_id`) only. None tells all of them.
+
+        Returns:
+            The number of waits that ended.
+
+        Raises:
+            UnknownNode: the cluster map does not list the node.
+            NodeUnavailable, DeadlineExceeded: no node that was asked answered.
+        """
+        return self._engine.give_up(keys, node, timeout_s)
 
     # --- the cluster -----------------------------------------------------------------------------------------
 

@@ -63,6 +63,17 @@ _LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
         "place",
         {"crc_failures_in": "received", "crc_failures_stored": "stored"},
     ),
+    "waits": (
+        "Waits for blocks to come that ended, by how.",
+        "end",
+        {
+            "waits_answered": "answered",
+            "waits_given_up": "given_up",
+            "waits_timed_out": "timed_out",
+            "waits_withdrawn": "withdrawn",
+            "waits_refused": "refused",
+        },
+    ),
     "evicted_by_cause": (
         "Evictions by the list the block was in.",
         "cause",
@@ -80,6 +91,8 @@ _GAUGES = frozenset(
         "connections_unauthenticated",
         "buffered_bytes",
         "parked_now",
+        "waits_open",
+        "waited_keys",
         "pins_held",
         "reservations_held",
         "reserved_bytes",

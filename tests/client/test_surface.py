@@ -11,11 +11,13 @@ from mooncache.client.aio import AsyncClient
 from mooncache.client.sync import Client
 
 TOP_LEVEL = {
+    "AsyncBlockWatch",
     "AsyncClient",
     "AsyncReservation",
     "BatchResult",
     "BlockEntry",
     "BlockStat",
+    "BlockWatch",
     "Client",
     "ClusterView",
     "GetResult",
@@ -27,6 +29,8 @@ TOP_LEVEL = {
     "PutResult",
     "RegisteredBuffer",
     "Reservation",
+    "WatchNews",
+    "WatchState",
     "__version__",
     "connect",
     "connect_async",
@@ -43,6 +47,7 @@ METHODS = {
     "get_many_into",
     "get_many_views",
     "get_view",
+    "give_up",
     "list",
     "match",
     "node_stat",
@@ -64,6 +69,7 @@ METHODS = {
     "tenant",
     "unpin",
     "unpin_many",
+    "watch",
 }
 
 

@@ -66,6 +66,8 @@ struct NodeInfo {
 // change of one node's weight moves only that node's blocks.
 double placement_score(const Key& key, std::string_view node_id, double weight);
 
+bool takes_new_blocks(const NodeInfo& node);
+
 // Whether new blocks of clients on `host_id` go to the node first because it is on their host. GPU memory is
 // scarce, and processes on its host cannot map it, so such a node is chosen by weight alone.
 bool takes_from_its_host(const NodeInfo& node, std::string_view host_id);
@@ -140,7 +142,9 @@ struct CallOptions {
   // cancel token does. For what can be seen only by looking, as Python sees signals.
   bool (*interrupted)() = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
-  bool all_nodes = false;        // questions go to every node, however many there are
+  // put: the first copy goes there when the node takes new blocks, else where placement says.
+  std::optional<uint32_t> prefer_node;
+  bool all_nodes = false;  // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place
   // over RDMA; those that cannot have TRANSPORT_UNAVAILABLE (their destination holds unspecified bytes) and
   // may be moved through host memory. No processor touches them. What was enqueued on the device before is
@@ -237,6 +241,43 @@ class BlockReservation {
   virtual uint64_t size() const = 0;
 };
 
+enum class WatchState : uint8_t {
+  kMore,     // not the end of the watch
+  kAll,      // every key was readable at some moment since its beginning
+  kGivenUp,  // the writer of one of the missing keys will not write it
+  kTimeout,
+  kUnreachable,  // a node that it waited at is gone or refuses it: what is there has to be looked up again
+};
+
+struct WatchNews {
+  std::string name;
+  std::vector<uint32_t> positions;  // of keys that became readable and were in no news of this watch before
+  WatchState state = WatchState::kMore;
+  Code code = Code::kOk;  // kUnreachable: why
+};
+
+// Waits for blocks that others are about to write: the nodes say when they are there. Many waits share one
+// connection per node. One thread at a time is in next(); the other calls are for any thread and never wait.
+// Nothing is sent and no news is received but in next().
+class BlockWatch {
+ public:
+  virtual ~BlockWatch() = default;
+  // `node`: only there (by index). Without it at all nodes of a map of fanout_nodes_max or less, and a key
+  // counts wherever it is. `news_ms`: at least so long between two news from one node; 0: only the last one.
+  // INVALID_ARGUMENT (no keys, a name that is in use, more than ten minutes), UNKNOWN_NODE, NO_NODES,
+  // LIMIT_EXCEEDED (65,536 keys, 4,096 watches; a larger map), CLOSED.
+  virtual Status add(std::string name, std::vector<Key> keys, Deadline deadline, std::optional<uint32_t> node,
+                     uint32_t news_ms) = 0;
+  // No news of it comes from now on. False: there is no such watch, or its end was taken already.
+  virtual bool remove(const std::string& name) = 0;
+  // Empty: the deadline passed, or wake() was called. CANCELLED, CLOSED; INVALID_ARGUMENT: another thread is
+  // in next().
+  virtual Result<std::vector<WatchNews>> next(const CallOptions& options) = 0;
+  virtual void wake() = 0;
+  // Ends a next() under way with CLOSED, and all connections.
+  virtual void close() = 0;
+};
+
 // A way that blocks may take. `state`: ready, idle (not needed so far), off (the configuration says so) or
 // unavailable; `reason` says why it is not ready.
 struct ClientTransport {
@@ -285,6 +326,11 @@ class Client {
 
   Result<std::unique_ptr<BlockReservation>> reserve(const Key& key, uint64_t size_bytes,
                                                     const CallOptions& options);
+
+  std::unique_ptr<BlockWatch> watch();
+  // The caller's side will not write these keys: whoever waits for one of them learns it now, or within the
+  // next second. At every node, or at options.node. Returns how many waits ended.
+  Result<uint64_t> give_up(std::span<const Key> keys, const CallOptions& options);
 
   // From now on, until as many unregister_buffer() with the same range, puts out of this memory and gets into
   // it may be carried out by a device directly, where RDMA is used; the caller leaves it mapped as it is so

@@ -61,6 +61,8 @@ struct ServerConfig {
   // 16,384. Each has limits of its own, which allow it some MiB; beyond this sum those that hold most are
   // closed.
   uint64_t max_buffered_bytes = 1ull << 30;
+  uint32_t max_waits_per_connection = 1024;
+  uint64_t max_waited_keys = 1 << 19;  // of all open waits together; each takes about 140 bytes
   uint32_t max_tenants = 65'536;
   int socket_buffer_bytes = 0;  // 0 = the kernel tunes it
   size_t log_capacity = 4096;   // events kept until drain_log

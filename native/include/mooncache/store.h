@@ -322,6 +322,10 @@ class Store {
   // have become free since. The end of a retention pin does not call it: who waits also retries on a timer.
   // Set it before the store is shared. It may call the store.
   void set_space_callback(std::function<void()> callback);
+  // Called for each block that becomes visible, at once, on the thread that committed it and under the lock
+  // of the block's shard: it must not call the store, nor wait. Who looked for the key before and did not
+  // find it gets this call after that look. Set it before the store is shared.
+  void set_commit_callback(std::function<void(TenantId, const Key&)> callback);
 
   // Verifies every invariant; false and a reason when one is broken. Stops the world; for tests and idle.
   bool check(std::string* why) const;

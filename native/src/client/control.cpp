@@ -70,7 +70,9 @@ void Client::Impl::request_keys(const NodeMap& map, std::span<const Question> as
     }
     tasks[q].node = map.nodes[question.position];
     tasks[q].has_alternative = map.nodes.size() > 1;
-    tasks[q].make_program = [&, q](Session&) -> std::unique_ptr<Program> {
+    tasks[q].make_program = [&, q](Session& session) -> std::unique_ptr<Program> {
+      // an older node would close the connection; nothing waits there
+      if (opcode == wire::Opcode::kGiveUp && !session.offers_waits()) return make_refusal();
       return std::make_unique<CallProgram>(
           parts[q].calls,
           [&, q](size_t call, const Status& status, Reader& in) {
@@ -204,6 +206,36 @@ Status Client::pin(std::span<const Key> keys, uint32_t ttl_ms, const CallOptions
 
 Status Client::unpin(std::span<const Key> keys, const CallOptions& options, std::span<Code> codes) {
   return merge_codes(*impl_, keys, wire::Opcode::kUnpin, std::nullopt, options, codes);
+}
+
+Result<uint64_t> Client::give_up(std::span<const Key> keys, const CallOptions& options) {
+  if (Status status = impl_->check_call(keys.size(), options); !status) return status;
+  const auto map = impl_->map();
+  if (map->nodes.empty() && !keys.empty())
+    return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
+  if (options.node && map->position(*options.node) == kNoNode)
+    return {Code::kUnknownNode, "no node with index " + std::to_string(*options.node) + " in the map"};
+  CallOptions everywhere = options;
+  everywhere.all_nodes = true;
+  uint32_t unreachable = 0;
+  const auto asked = impl_->questions(*map, keys, everywhere, unreachable);
+  uint64_t ended = 0;
+  std::vector<Status> ends;
+  impl_->request_keys(
+      *map, asked, keys, wire::Opcode::kGiveUp, 0, std::nullopt, options,
+      [&](const Question&, std::span<const uint32_t>, const Status& status, Reader& in) {
+        if (!status) return status;
+        ended += in.u32();
+        return in.done() ? Status::ok() : Status{Code::kProtocolError, "malformed GIVE_UP answer"};
+      },
+      ends);
+  const bool any = std::any_of(ends.begin(), ends.end(), [](const Status& end) { return end.is_ok(); });
+  for (const Status& end : ends) {
+    if (!end && (!any || end.code == Code::kCancelled || end.code == Code::kClosed)) return end;
+  }
+  if (!any && unreachable > 0)
+    return {Code::kNodeUnavailable, "the nodes asked are dead, or did not answer lately"};
+  return ended;
 }
 
 namespace {

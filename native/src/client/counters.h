@@ -51,6 +51,8 @@ enum class Counter : uint8_t {
   kRegistrationFailures,
   kReceivePoolBlocks,
   kReceivePoolMisses,
+  kWatches,
+  kWatchesUnreachable,
   kCount,
 };
 inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> kCounterNames = {
@@ -94,6 +96,8 @@ inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> k
     "registration_failures",
     "receive_pool_blocks",
     "receive_pool_misses",
+    "watches",
+    "watches_unreachable",
 };
 
 enum class Timed : uint8_t { kPut, kGet, kMatch, kControl, kCount };

@@ -24,10 +24,6 @@ uint64_t fnv1a64(std::string_view text) {
   return hash;
 }
 
-bool takes_new_blocks(const NodeInfo& node) {
-  return node.state == NodeHealth::kActive && node.weight > 0;
-}
-
 struct Scored {
   uint32_t position;
   bool local;
@@ -44,6 +40,10 @@ Medium medium_of(std::string_view arena) {
 
 bool mappable_arena(std::string_view arena) {
   return arena.empty() || arena == "memory" || arena == "dax";
+}
+
+bool takes_new_blocks(const NodeInfo& node) {
+  return node.state == NodeHealth::kActive && node.weight > 0;
 }
 
 bool takes_from_its_host(const NodeInfo& node, std::string_view host_id) {

@@ -82,6 +82,7 @@ class PutCall {
           take(i, position);
         continue;
       }
+      if (options_.prefer_node && take_preferred(i, *options_.prefer_node) && --missing == 0) continue;
       const size_t wanted = round == 0 ? replicas_ : map_->nodes.size();
       missing -=
           take_from(i, place(batch_.blocks[i].key, map_->infos, impl_.config.host_id, wanted), missing);
@@ -91,6 +92,13 @@ class PutCall {
       }
     }
     return !groups_.empty();
+  }
+
+  bool take_preferred(uint32_t i, uint32_t index) {
+    const uint32_t position = map_->position(index);
+    if (position == kNoNode || !takes_new_blocks(map_->infos[position])) return false;
+    const auto& used = items_[i].used;
+    return std::find(used.begin(), used.end(), position) == used.end() && take(i, position);
   }
 
   uint32_t take_from(uint32_t i, const std::vector<uint32_t>& places, uint32_t missing) {

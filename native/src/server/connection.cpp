@@ -36,7 +36,7 @@ Connection::Connection(Loop& loop, std::unique_ptr<net::Stream> stream, bool is_
     : Watched(Kind::kConnection),
       loop_(loop),
       stream_(std::move(stream)),
-      session_(loop, is_unix, stream_->is_tls(),
+      session_(loop, *this, is_unix, stream_->is_tls(),
                is_unix && loop.shared().shares_memory && same_user(stream_->fd())),
       state_(stream_->is_tls() ? State::kTls : State::kOpen),
       watched_events_(EPOLLIN),
@@ -99,6 +99,13 @@ void Connection::retry_parked() {
   proceed(session_.resume());
   session_.progress.restart(loop_.now_ms());
   advance();
+}
+
+void Connection::send_news(const WaitTable::News& news) {
+  if (state_ != State::kOpen) return;
+  session_.respond_news(news);
+  advance();
+  account();
 }
 
 void Connection::advance_tls() {
@@ -364,6 +371,7 @@ void Connection::on_tick() {
     session_.out.free_window();
   }
   const uint64_t silence_limit_ms = session_.silence_limit_ms();
+  if (open_waits() > 0) active_ms_ = now;  // it is silent because the node is
   if (!busy() && silence_limit_ms != 0 && now - active_ms_ > silence_limit_ms) destroy(CloseReason::kIdle);
 }
 

@@ -18,7 +18,7 @@
 
 namespace mooncache::server {
 
-class Connection : public Watched {
+class Connection : public Watched, public WaitTable::Owner {
  public:
   Connection(Loop& loop, std::unique_ptr<net::Stream> stream, bool is_unix);
   ~Connection();
@@ -41,7 +41,8 @@ class Connection : public Watched {
   void on_event(uint32_t events);
   void on_turn();       // after Loop::run_again
   void retry_parked();  // may park again
-  void on_tick();       // deadlines
+  void send_news(const WaitTable::News& news) override;
+  void on_tick();  // deadlines
   void destroy(CloseReason reason);
 
  private:

@@ -42,7 +42,11 @@ uint64_t Loop::now_ns() {
 }
 
 Loop::Loop(Shared& shared)
-    : shared_(shared), visit_(&kLongVisit), scratch_(kScratchBytes), discard_(kScratchBytes) {
+    : shared_(shared),
+      visit_(&kLongVisit),
+      waits_([this] { wake(); }),
+      scratch_(kScratchBytes),
+      discard_(kScratchBytes) {
   now_ms_ = StoreServer::now_ms();
 }
 
@@ -93,6 +97,7 @@ void Loop::run() {
     visit_ = &kLongVisit;
     run_queue();
     retry_parked();
+    if (now_ms_ >= waits_.next_due_ms()) shared_.waits.send_due(waits_, now_ms_);
     metrics.turn_bytes_max.raise(turn_bytes_);
     if (now_ms_ >= next_tick_ms_) tick();
     if (some_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
@@ -114,6 +119,8 @@ int Loop::wait_ms() const {
     const uint64_t until = parked->session().wait.deadline_ms;
     wait = std::min(wait, until > now_ms_ ? until - now_ms_ : 0);
   }
+  if (const uint64_t due_ms = waits_.next_due_ms(); due_ms != WaitTable::kNever)
+    wait = std::min(wait, due_ms > now_ms_ ? due_ms - now_ms_ : 0);
   if (some_paused_) wait = std::min(wait, kListenRetryMs);
   return static_cast<int>(wait);
 }
@@ -381,6 +388,7 @@ void Loop::tick() {
   next_tick_ms_ = now_ms_ + kTickMs;
   for (const auto& connection : connections_) connection->on_tick();
   look_at_arena();
+  shared_.waits.expire(now_ms_);
 }
 
 std::span<std::byte> Loop::look_at() {

@@ -97,6 +97,7 @@ class Loop {
   uint64_t now_ms() const { return now_ms_; }
   static uint64_t now_ns();
   Shared& shared() { return shared_; }
+  WaitTable::Group& waits() { return waits_; }
 
   LoopMetrics metrics;
 
@@ -145,6 +146,7 @@ class Loop {
   uint64_t now_ms_ = 0;
   uint64_t next_tick_ms_ = 0;
   uint64_t parked_retry_ms_ = 0;
+  WaitTable::Group waits_;
 
   std::vector<std::byte> scratch_, discard_;
   std::vector<std::byte> look_at_;

@@ -89,6 +89,7 @@ struct LoopMetrics {
   std::array<LoopCounter, static_cast<size_t>(CloseReason::kCount)> closed;
   LoopCounter parked_total, parked_now, parked_expired;
   LoopCounter parked_woken;  // tried again because space was freed, not because time passed
+  LoopCounter waits_answered, waits_given_up, waits_timed_out, waits_withdrawn, waits_refused;
   LoopCounter pins_held, reservations_held, reserved_bytes;
   LoopCounter read_calls, write_calls;
   LoopCounter rdma_exposed;

@@ -207,6 +207,9 @@ Next attach(PeerSession& session, wire::Meta meta);
 Next list(PeerSession& session, wire::Meta meta);
 Next node_stat(PeerSession& session, wire::Meta meta);
 Next ping(PeerSession& session, wire::Meta meta);
+// ops_wait.cpp: blocks that are still to come.
+Next wait(PeerSession& session, wire::Meta meta);
+Next give_up(PeerSession& session, wire::Meta meta);
 // ops_rdma.cpp: the control side of transfers in which this process takes no part.
 Next endpoint(PeerSession& session, wire::Meta meta);
 bool can_rdma(PeerSession& session);

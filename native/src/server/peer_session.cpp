@@ -42,6 +42,8 @@ const Operation& operation(Opcode opcode) {
     set(Opcode::kNodeStat, {.start = ops::node_stat});
     set(Opcode::kPing, {.start = ops::ping});
     set(Opcode::kEndpoint, {.start = ops::endpoint});
+    set(Opcode::kWait, {.start = ops::wait});
+    set(Opcode::kGiveUp, {.start = ops::give_up});
     return all;
   }();
   return table[static_cast<size_t>(opcode)];
@@ -105,6 +107,7 @@ void PeerSession::abandon() {
   if (auto* get = std::get_if<GetOp>(&pending)) get->abandon(*this);
   pending = std::monostate{};
   held.release_grants();
+  metrics().waits_withdrawn.add(loop_.shared().waits.forget(waiter));
 }
 
 uint64_t PeerSession::held_bytes() const {

@@ -40,15 +40,17 @@ struct SpaceWait {
 
 class PeerSession {
  public:
-  PeerSession(Loop& loop, bool is_unix_in, bool is_tls_in, bool may_write_memory)
+  PeerSession(Loop& loop, WaitTable::Owner& waiter_in, bool is_unix_in, bool is_tls_in, bool may_write_memory)
       : is_unix(is_unix_in),
         is_tls(is_tls_in),
+        waiter(waiter_in),
         held(loop, may_write_memory),
         out(loop, held, progress),
         loop_(loop) {}
 
   const bool is_unix, is_tls;
-  bool surplus = false;  // beyond max_connections
+  WaitTable::Owner& waiter;  // its connection
+  bool surplus = false;      // beyond max_connections
   Identity who;
   Holdings held;
   Progress progress;
@@ -79,7 +81,7 @@ class PeerSession {
   Next start(std::span<const std::byte, wire::kHeaderBytes> header, wire::Meta meta);
   // Goes on with the request in hand.
   Next resume();
-  // Ends the request in hand and all pins but those that the output queue needs.
+  // Ends the request in hand, all waits, and all pins but those that the output queue needs.
   void abandon();
 
   // A writer that holds the status already.
@@ -89,6 +91,8 @@ class PeerSession {
   void respond_head(Writer& meta, uint64_t payload_bytes, bool last);
   Next respond_status(Status status);
   Next respond_codes(std::span<const Code> codes);
+  // A frame of an open WAIT, whatever request is in hand.
+  void respond_news(const WaitTable::News& news);
   // An error response, then the end.
   Next refuse(Code code, const std::string& message, CloseReason reason);
   Next malformed();

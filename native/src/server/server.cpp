@@ -61,6 +61,11 @@ constexpr NamedCounter kCounters[] = {
     {"parked_now", &LoopMetrics::parked_now},
     {"parked_expired", &LoopMetrics::parked_expired},
     {"parked_woken", &LoopMetrics::parked_woken},
+    {"waits_answered", &LoopMetrics::waits_answered},
+    {"waits_given_up", &LoopMetrics::waits_given_up},
+    {"waits_timed_out", &LoopMetrics::waits_timed_out},
+    {"waits_withdrawn", &LoopMetrics::waits_withdrawn},
+    {"waits_refused", &LoopMetrics::waits_refused},
     {"pins_held", &LoopMetrics::pins_held},
     {"reservations_held", &LoopMetrics::reservations_held},
     {"reserved_bytes", &LoopMetrics::reserved_bytes},
@@ -145,7 +150,8 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
     return {Code::kConfigInvalid, "tls_client_ca needs tls_cert and tls_key"};
   }
   if (config.max_connections == 0 || config.max_unauthenticated == 0 || config.handshake_timeout_ms == 0 ||
-      config.frame_timeout_ms == 0 || config.progress_timeout_ms == 0 || config.max_tenants == 0) {
+      config.frame_timeout_ms == 0 || config.progress_timeout_ms == 0 || config.max_tenants == 0 ||
+      config.max_waits_per_connection == 0 || config.max_waited_keys == 0) {
     return {Code::kConfigInvalid,
             "limits and time-outs of the data plane must not be 0 (only idle_timeout_ms may)"};
   }
@@ -183,6 +189,8 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
     if (next != nullptr) next->space_freed();
     return next != nullptr;
   };
+  raw->shared.store->set_commit_callback(
+      [raw](TenantId tenant, const Key& key) { raw->shared.waits.committed(tenant, key); });
   raw->shared.node_stat = [raw] { return raw->stats(); };
   return std::unique_ptr<StoreServer>(new StoreServer(std::move(impl)));
 }
@@ -400,6 +408,8 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
     turn_bytes_max = std::max(turn_bytes_max, loop->metrics.turn_bytes_max.get());
   values.emplace_back("turn_bytes_max", turn_bytes_max);
   values.emplace_back("buffered_bytes", shared.buffered_bytes.load(std::memory_order_relaxed));
+  values.emplace_back("waits_open", shared.waits.open_waits());
+  values.emplace_back("waited_keys", shared.waits.open_keys());
   values.emplace_back("arena_lost_bytes", shared.lost_bytes.load(std::memory_order_relaxed));
   for (const auto& [name, value] : shared.store->stats().named()) {
     values.emplace_back("store_" + std::string(name), value);

@@ -12,6 +12,7 @@
 #include "mooncache/store.h"
 #include "rdma/fabric.h"
 #include "server/event_ring.h"
+#include "server/wait_table.h"
 #include "store/arena_view.h"
 
 namespace mooncache::server {
@@ -47,7 +48,10 @@ struct RailCounters {
 
 struct Shared {
   explicit Shared(ServerConfig config_in)
-      : config(std::move(config_in)), tenants(config.max_tenants), log(config.log_capacity) {}
+      : config(std::move(config_in)),
+        tenants(config.max_tenants),
+        waits({config.max_waits_per_connection, config.max_waited_keys}),
+        log(config.log_capacity) {}
 
   ServerConfig config;
   std::unique_ptr<Store> store;
@@ -59,6 +63,7 @@ struct Shared {
   DeviceArena device_arena;  // where the fabric's devices find the blocks, when they lie on a GPU
   std::deque<RailCounters> rail_counters;  // one for each rail of the fabric
   TenantTable tenants;
+  WaitTable waits;
   EventRing log;
   std::atomic<uint32_t> connections{0};     // open or lingering
   std::atomic<uint64_t> buffered_bytes{0};  // held by connections for what is in hand

@@ -353,6 +353,7 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   ++shard.count.visible;
   ++shard.count.commits;
   link(shard, index);
+  if (commit_callback) commit_callback(entry.tenant, entry.key);
   return Status::ok();
 }
 

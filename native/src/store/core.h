@@ -180,6 +180,7 @@ struct Store::Core {
   std::atomic<bool> has_waiters{false};
   std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
   std::function<void()> space_callback;
+  std::function<void(TenantId, const Key&)> commit_callback;
 };
 
 }  // namespace mooncache

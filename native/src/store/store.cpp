@@ -395,6 +395,10 @@ bool Store::arena_gone() const {
 ArenaView Store::arena_view() {
   return {*core_->arenas.front()->memory, core_->config.capacity_bytes};
 }
+void Store::set_commit_callback(std::function<void(TenantId, const Key&)> callback) {
+  core_->commit_callback = std::move(callback);
+}
+
 void Store::set_space_callback(std::function<void()> callback) {
   core_->space_callback = std::move(callback);
 }

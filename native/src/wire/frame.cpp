@@ -62,6 +62,10 @@ std::string_view opcode_name(Opcode opcode) {
       return "PING";
     case Opcode::kEndpoint:
       return "ENDPOINT";
+    case Opcode::kWait:
+      return "WAIT";
+    case Opcode::kGiveUp:
+      return "GIVE_UP";
   }
   return "UNKNOWN";
 }

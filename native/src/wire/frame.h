@@ -27,6 +27,7 @@ inline constexpr uint32_t kMaxMetaBytes = 1u << 20;
 inline constexpr uint32_t kMaxItems = 4096;
 inline constexpr uint64_t kMaxPayloadBytes = 1ull << 30;
 inline constexpr uint32_t kMaxWaitMs = 60'000;
+inline constexpr uint32_t kMaxKeyWaitMs = 600'000;  // of a WAIT; longer ones are cut to it
 
 enum class Opcode : uint8_t {
   kHello = 1,
@@ -50,19 +51,22 @@ enum class Opcode : uint8_t {
   kNodeStat = 19,
   kPing = 20,
   kEndpoint = 21,  // RDMA: exchange of queue pairs, one per rail
+  kWait = 22,      // answered later, by any number of frames: see WaitNews
+  kGiveUp = 23,
 };
-inline constexpr uint8_t kMaxOpcode = 21;
+inline constexpr uint8_t kMaxOpcode = 23;
 inline constexpr uint8_t kResponseBit = 0x80;
 
 // "PUT", "GET", …; "UNKNOWN" for a number without a meaning.
 std::string_view opcode_name(Opcode opcode);
 
 enum Flags : uint16_t {
-  kFlagWhole = 1u << 0,    // GET: the destination must hold the whole block
-  kFlagNoReply = 1u << 1,  // RELEASE: send no response
-  kFlagTouch = 1u << 2,    // MATCH: counts as a use for eviction
-  kFlagVerify = 1u << 3,   // GET: check the whole block first, also when no byte of it is asked for
-  kFlagExpose = 1u << 4,   // LOOKUP, RESERVE: behind the results, how RDMA reaches each extent
+  kFlagWhole = 1u << 0,     // GET: the destination must hold the whole block
+  kFlagNoReply = 1u << 1,   // RELEASE: send no response
+  kFlagTouch = 1u << 2,     // MATCH: counts as a use for eviction
+  kFlagVerify = 1u << 3,    // GET: check the whole block first, also when no byte of it is asked for
+  kFlagExpose = 1u << 4,    // LOOKUP, RESERVE: behind the results, how RDMA reaches each extent
+  kFlagWithdraw = 1u << 5,  // WAIT: ends the open one with this request id; no other answer
 };
 
 struct FrameHeader {

@@ -442,6 +442,23 @@ std::optional<PinRequest> PinRequest::decode(Meta meta) {
   return request;
 }
 
+void WaitRequest::encode(Writer& out) const {
+  out.u32(timeout_ms);
+  out.u32(news_ms);
+  encode_keys(out, keys);
+}
+
+std::optional<WaitRequest> WaitRequest::decode(Meta meta) {
+  Reader in(meta);
+  WaitRequest request;
+  request.timeout_ms = in.u32();
+  request.news_ms = in.u32();
+  auto keys = decode_keys(in);
+  if (!keys || keys->empty() || !in.done()) return std::nullopt;
+  request.keys = std::move(*keys);
+  return request;
+}
+
 void ReadRequest::encode(Writer& out) const {
   out.u64(grant);
   out.u64(offset);
@@ -486,6 +503,28 @@ std::optional<MatchResponse> MatchResponse::decode(Reader& in, uint32_t key_coun
   if (!in.done() || response.leading_run > key_count || response.present > key_count) return std::nullopt;
   response.bitmap.assign(bits.begin(), bits.end());
   return response;
+}
+
+void WaitNews::encode(Writer& out) const {
+  out.u32(static_cast<uint32_t>(state));
+  out.u32(static_cast<uint32_t>(positions.size()));
+  for (const uint32_t position : positions) out.u32(position);
+}
+
+std::optional<WaitNews> WaitNews::decode(Reader& in, uint32_t key_count) {
+  WaitNews news;
+  const uint32_t state = in.u32();
+  const uint32_t count = in.u32();
+  if (!in.ok() || state > static_cast<uint32_t>(WaitState::kWithdrawn) || count > key_count ||
+      count > kMaxItems || in.remaining() != count * sizeof(uint32_t))
+    return std::nullopt;
+  news.state = static_cast<WaitState>(state);
+  news.positions.resize(count);
+  for (uint32_t& position : news.positions) {
+    position = in.u32();
+    if (position >= key_count) return std::nullopt;
+  }
+  return news;
 }
 
 void ListResponse::encode(Writer& out) const {

@@ -62,6 +62,7 @@ struct AuthRequest {
 
 struct AuthResponse {
   static constexpr uint32_t kCanRdma = 1;  // capabilities: the node answers ENDPOINT
+  static constexpr uint32_t kCanWait = 2;  // it answers WAIT and GIVE_UP
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;
@@ -281,6 +282,14 @@ struct PinRequest {
   static std::optional<PinRequest> decode(Meta meta);
 };
 
+struct WaitRequest {
+  uint32_t timeout_ms = 0;
+  uint32_t news_ms = 0;  // at least so long between two frames of news; 0: only the last frame
+  std::vector<Key> keys;
+  void encode(Writer& out) const;
+  static std::optional<WaitRequest> decode(Meta meta);
+};
+
 struct ReadRequest {
   uint64_t grant = 0;
   uint64_t offset = 0;
@@ -304,6 +313,22 @@ struct MatchResponse {
   std::vector<std::byte> bitmap;  // bit i of byte i / 8: key i is here; ceil(n / 8) bytes
   void encode(Writer& out) const;
   static std::optional<MatchResponse> decode(Reader& in, uint32_t key_count);
+};
+
+enum class WaitState : uint8_t {
+  kMore = 0,  // not the last frame of this WAIT
+  kAll = 1,   // every key was readable at some moment since the WAIT began
+  kGivenUp = 2,
+  kTimeout = 3,
+  kWithdrawn = 4,
+};
+
+// One of the frames that answer a WAIT. `positions` of keys that became readable and were in no frame before.
+struct WaitNews {
+  WaitState state = WaitState::kMore;
+  std::vector<uint32_t> positions;
+  void encode(Writer& out) const;
+  static std::optional<WaitNews> decode(Reader& in, uint32_t key_count);
 };
 
 struct ListResponse {

@@ -114,6 +114,47 @@ TEST(Messages, TruncatedOrPaddedRequestsAreRefused) {
   EXPECT_FALSE(decode_all_items<PutItem>(out.view())) << "a byte too many";
 }
 
+TEST(Messages, WaitsRoundTripAndAreChecked) {
+  Writer out;
+  WaitRequest{5000, 20, {key_of(1), key_of(2)}}.encode(out);
+  const auto request = WaitRequest::decode(out.view());
+  ASSERT_TRUE(request);
+  EXPECT_EQ(request->timeout_ms, 5000u);
+  EXPECT_EQ(request->news_ms, 20u);
+  EXPECT_EQ(request->keys, (std::vector<Key>{key_of(1), key_of(2)}));
+  for (size_t size = 0; size < out.size(); ++size) {
+    EXPECT_FALSE(WaitRequest::decode(out.view().first(size))) << "cut at " << size;
+  }
+  out.u8(0);
+  EXPECT_FALSE(WaitRequest::decode(out.view())) << "a byte too many";
+  Writer no_keys;
+  WaitRequest{}.encode(no_keys);
+  EXPECT_FALSE(WaitRequest::decode(no_keys.view()));
+
+  const auto news_of = [](uint32_t state, std::vector<uint32_t> positions, uint32_t keys, size_t spare = 0) {
+    Writer news;
+    news.u32(state);
+    news.u32(static_cast<uint32_t>(positions.size()));
+    for (const uint32_t position : positions) news.u32(position);
+    for (size_t i = 0; i < spare; ++i) news.u8(0);
+    Reader in(news.view());
+    return WaitNews::decode(in, keys);
+  };
+  const auto news = news_of(2, {0, 8}, 9);
+  ASSERT_TRUE(news);
+  EXPECT_EQ(news->state, WaitState::kGivenUp);
+  EXPECT_EQ(news->positions, (std::vector<uint32_t>{0, 8}));
+  EXPECT_FALSE(news_of(2, {9}, 9)) << "no such key";
+  EXPECT_FALSE(news_of(2, {0, 0}, 1)) << "more than there are";
+  EXPECT_FALSE(news_of(5, {}, 9)) << "no such state";
+  EXPECT_FALSE(news_of(2, {0}, 9, 1)) << "a byte too many";
+  Writer lies;
+  lies.u32(0);
+  lies.u32(0xffffffff);
+  Reader in(lies.view());
+  EXPECT_FALSE(WaitNews::decode(in, 0xffffffff)) << "refused before it allocates";
+}
+
 TEST(Messages, CountsOverTheLimitAreRefusedBeforeAllocation) {
   Writer out;
   out.u32(0xffffffff);
@@ -149,6 +190,9 @@ TEST(Messages, RandomBytesNeverDecodeOutOfBounds) {
     (void)ListResponse::decode(list);
     Reader match(bytes);
     (void)MatchResponse::decode(match, 40);
+    (void)WaitRequest::decode(bytes);
+    Reader news(bytes);
+    (void)WaitNews::decode(news, 40);
   }
 }
 
