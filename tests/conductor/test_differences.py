@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.conductor.core.differences import Difference, PlannedCache, differences
-from mooncache.kvcache.leg_hint import CacheReport, LegRole
+from mooncache.conductor.core.differences import (
+    REASONS,
+    Difference,
+    DifferenceKind,
+    PlannedCache,
+    differences,
+)
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import Conductor, chain, pair, serve
 
@@ -71,6 +77,14 @@ def test_a_wait_that_lasted_longer_than_its_limit() -> None:
     assert found(FETCH, hit_tokens=800, loaded_tokens=640, local_tokens=160, waited_ms=2500.0) == [
         ("waited", 2000.0, 2500.0, "late")
     ]
+
+
+def test_every_kind_has_known_reasons() -> None:
+    """Metrics are there for all of them from the start."""
+    assert set(REASONS) == set(DifferenceKind)
+    for outcome in CacheOutcome:
+        for kind, _, _, reason in found(FETCH, hit_tokens=0, waited_ms=9e9, outcome=outcome):
+            assert reason in REASONS[DifferenceKind(kind)]
 
 
 def test_they_say_in_which_unit_they_count() -> None:

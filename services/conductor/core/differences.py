@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from mooncache.conductor.core.seen import MissReason, miss_reason
-from mooncache.kvcache.leg_hint import CacheReport, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 
 WAIT_SLACK_MS: Final = (
     100.0  # of a wait that ends at its limit: it is noticed, and the pool is asked once more
@@ -38,6 +38,14 @@ class DifferenceReason(StrEnum):
     """The pool got them after the plan was made."""
     LATE = "late"
     """The pool answered after the time limit."""
+
+
+REASONS: Final[dict[DifferenceKind, tuple[MissReason | DifferenceReason, ...]]] = {
+    DifferenceKind.COMPUTED: tuple(dict.fromkeys(map(miss_reason, CacheOutcome))),
+    DifferenceKind.LOADED: (DifferenceReason.IN_POOL, DifferenceReason.CAME_LATER),
+    DifferenceKind.WAITED: (DifferenceReason.LATE,),
+}
+"""The reasons that each kind may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
 from mooncache.conductor.core.decisions import Decision
+from mooncache.conductor.core.differences import REASONS
 from mooncache.conductor.core.give_ups import GiveUp, GiveUpReason
 from mooncache.conductor.core.outcome import HandoverResult, Learned
 from mooncache.conductor.core.policy.types import Branch
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.kvcache.leg_hint import LegRole
 from mooncache.runtime.metrics import Metrics
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
@@ -118,6 +121,9 @@ class ConductorMetrics:
             self.handovers.labels(outcome)
         for reason in GiveUpReason:
             self.give_ups.labels(reason, "ok")
+        for leg, (kind, reasons) in itertools.product(LegRole, REASONS.items()):
+            for why in reasons:
+                self.plan_differences.labels(leg, kind, why)
 
     def decided(self, decision: Decision, elapsed_s: float) -> None:
         """Count a decision."""
