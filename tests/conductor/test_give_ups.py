@@ -177,6 +177,17 @@ def test_a_request_that_waits_for_another_ones_blocks_hears_that_they_do_not_com
     )
 
 
+def test_a_request_does_not_wait_for_an_instance_that_failed_it() -> None:
+    fleet = Fleet(ONE_EACH)
+    maker = fleet.schedule(chain("doc", 2000))
+    keys = chain("q", 2010, parent="doc", shared=2000)
+    for name, exclude, waits in (("r1", frozenset({maker.prefill}), False), ("r2", frozenset(), True)):
+        decision = fleet.schedule(keys, name, exclude=exclude)
+        awaited = decision.choice.awaited
+        assert (awaited is not None and awaited.decision_id == maker.decision_id) is waits
+        fleet.core.close(decision.decision_id, DecisionState.FINISHED, fleet.now_s)
+
+
 def test_an_aborted_request_for_which_no_other_waits_costs_no_call() -> None:
     fleet = Fleet(ONE_EACH)
     decision = fleet.schedule(chain("k", 400))

@@ -18,6 +18,8 @@ from mooncache import _native
 from mooncache.client.keys import KEY_BYTES
 from mooncache.client.native_call import map_rows
 from mooncache.client.results import ClusterView, MapNodeState, NodeView
+from mooncache.conductor.core.in_flight import InFlight
+from mooncache.conductor.core.policy.types import Awaited
 
 NodesByHost = Mapping[str, Sequence[NodeView]]
 
@@ -69,3 +71,20 @@ def handover_node(
         return ranked[0]
     common = theirs.pop()
     return common if not theirs and common in ranked else NO_NODE
+
+
+def nodes_of_makers(
+    awaited: Iterable[Awaited], in_flight: InFlight, pool_tokens: int, block_tokens: int
+) -> list[str]:
+    """The nodes of the requests that are making leading blocks of a prompt which the pool does not have yet.
+
+    Args:
+        awaited: leading tokens that the prompt shares with running requests.
+        pool_tokens: leading tokens that the pool has.
+    """
+    found = []
+    for each in awaited:
+        running = in_flight.get(each.decision_id)
+        if running is not None and each.tokens > max(pool_tokens, running.begin * block_tokens):
+            found.append(running.store_node)
+    return found

@@ -30,7 +30,7 @@ from mooncache.conductor.core.decisions import (
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
 from mooncache.conductor.core.give_ups import GiveUp, GiveUpReason, GiveUps
-from mooncache.conductor.core.handover_node import NO_NODE, handover_node
+from mooncache.conductor.core.handover_node import NO_NODE, handover_node, nodes_of_makers
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.outcome import Learned, Outcomes
@@ -276,14 +276,7 @@ class Scheduler:
         instance = self.registry.get(fleet.names[choice.decode])
         if instance is None:
             return NO_NODE
-        others = []
-        for awaited in request.awaited:
-            running = self.in_flight.get(awaited.decision_id)
-            there = (
-                max(planned.pool_tokens, running.begin * planned.block_tokens) if running is not None else 0
-            )
-            if running is not None and awaited.tokens > there:  # it makes blocks that this prompt begins with
-                others.append(running.store_node)
+        others = nodes_of_makers(request.awaited, self.in_flight, planned.pool_tokens, planned.block_tokens)
         arrival = planned.arrival
         return handover_node(
             arrival.pool.nodes, instance.info.host_id, arrival.request.keys, kept=kept, others=others
@@ -357,7 +350,9 @@ class Scheduler:
                 overlap.running.pool,
             )
             for overlap in self.in_flight.overlaps(request.keys)
-            if self._working(overlap.running.instance_id)
+            # Where a leg of this request has just failed, the others may fail too.
+            if overlap.running.instance_id not in request.exclude
+            and self._working(overlap.running.instance_id)
         )
 
     def _working(self, instance_id: str) -> bool:
