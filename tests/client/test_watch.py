@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,15 +46,17 @@ def ends(watch: mooncache.BlockWatch, count: int = 1) -> dict[str, mooncache.Wat
     """What each watch said at its end, with the positions of all its news."""
     found: dict[str, mooncache.WatchNews] = {}
     positions: dict[str, set[int]] = {}
-    until_s = time.monotonic() + WAIT_S
-    while len(found) < count and time.monotonic() < until_s:
-        for news in watch.next(1.0):
+
+    def all_ended() -> bool:
+        for news in watch.next(0.2):
             assert news.name not in found, "news after the end"
             positions.setdefault(news.name, set()).update(news.positions)
             if news.state != State.MORE:
                 everything = tuple(sorted(positions[news.name]))
                 found[news.name] = mooncache.WatchNews(news.name, everything, news.state, news.code)
-    assert len(found) == count, found
+        return len(found) == count
+
+    wait_until(all_ended, lambda: f"{count} ends, not only {found}", every_s=0.0)
     return found
 
 
@@ -175,7 +176,7 @@ def test_what_makes_no_sense(pool: mooncache.Client, watch: mooncache.BlockWatch
         watch.add("a", packed("k"), timeout_s=601)
     with pytest.raises(InvalidArgument, match="above 0"):
         watch.add("a", packed("k"), timeout_s=0)
-    with pytest.raises(InvalidArgument, match="(?i)news_s"):
+    with pytest.raises(InvalidArgument, match=r"(?i)news_s"):
         watch.add("a", packed("k"), timeout_s=1, news_s=-1.0)
     with pytest.raises(LimitExceeded, match="65536 keys"):
         watch.add("a", bytes(32) * 65_537, timeout_s=1)

@@ -267,11 +267,12 @@ void Watching::begin(Watch& watch) {
 
 void Watching::pump() {
   std::vector<std::pair<WatchLink*, Status>> lost;
-  for (auto& [node, link] : links_) {
-    const Status status = link->pump(
-        now_ms_, waits_at(*node),
-        [&](uint64_t id, const Status& answer, Reader& in) { return on_answer(*link, id, answer, in); });
-    if (!status) lost.emplace_back(link.get(), status);
+  for (const auto& entry : links_) {
+    WatchLink& link = *entry.second;
+    const Status status = link.pump(
+        now_ms_, waits_at(link.node()),
+        [&](uint64_t id, const Status& answer, Reader& in) { return on_answer(link, id, answer, in); });
+    if (!status) lost.emplace_back(&link, status);
   }
   for (auto& [link, why] : lost) lose(*link, why);
 }
@@ -303,10 +304,10 @@ void Watching::on_news(Watch& watch, Part& part, const wire::WaitNews& news) {
     watch.fresh.push_back(at);
     --watch.missing;
   }
-  if (watch.missing == 0) return end(watch, WatchState::kAll);
+  if (watch.missing == 0) end(watch, WatchState::kAll);
   if (news.state == wire::WaitState::kMore) return;
   if (news.state == wire::WaitState::kTimeout) watch.timed_out = true;
-  if (news.state == wire::WaitState::kGivenUp) return end(watch, WatchState::kGivenUp);
+  if (news.state == wire::WaitState::kGivenUp) end(watch, WatchState::kGivenUp);
   if (news.state == wire::WaitState::kAll && watch.failure == Code::kOk)
     watch.failure = Code::kProtocolError;  // unless other WAITs have the missing keys
   end_part(watch, part);

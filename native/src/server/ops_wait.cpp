@@ -15,8 +15,8 @@ Next ops::wait(PeerSession& session, wire::Meta meta) {
   const auto request = wire::WaitRequest::decode(meta);
   if (!request) return session.malformed();
   const TenantId tenant = session.who.tenant;
-  const Status added = waits.add(session.loop().waits(), session.waiter, {id, session.start_ns}, tenant,
-                                 *request, session.now_ms());
+  const Status added =
+      waits.add(session.loop().waits(), session.waiter, id, tenant, *request, session.now_ms());
   if (!added) {
     session.metrics().waits_refused.add();
     return session.respond_status(added);
@@ -39,7 +39,6 @@ Next ops::give_up(PeerSession& session, wire::Meta meta) {
 }
 
 void PeerSession::respond_news(const WaitTable::News& news) {
-  const bool last = news.state != wire::WaitState::kMore;
   if (news.state == wire::WaitState::kAll) metrics().waits_answered.add();
   if (news.state == wire::WaitState::kGivenUp) metrics().waits_given_up.add();
   if (news.state == wire::WaitState::kTimeout) metrics().waits_timed_out.add();
@@ -48,8 +47,8 @@ void PeerSession::respond_news(const WaitTable::News& news) {
   wire::WaitNews{news.state, news.positions}.encode(writer);
   wire::FrameHeader header;
   header.opcode = wire::Opcode::kWait;
-  header.request_id = news.call.request_id;
-  out.push_head(header, writer.view(), 0, news.call.start_ns, last);
+  header.request_id = news.request_id;
+  out.push_head(header, writer.view(), 0, 0, false);  // not counted as the node's time: it waited for others
 }
 
 }  // namespace mooncache::server

@@ -20,7 +20,7 @@ uint64_t fold(uint64_t a, uint64_t b) {
 struct WaitTable::Wait {
   Group& group;
   Owner& owner;
-  const Call call;
+  const uint64_t request_id;
   const TenantId tenant;
   const std::vector<Key> keys;
   const uint32_t news_ms;
@@ -53,7 +53,7 @@ WaitTable::~WaitTable() = default;
 
 // Waits -------------------------------------------------------------------------------------------------
 
-Status WaitTable::add(Group& group, Owner& owner, Call call, TenantId tenant,
+Status WaitTable::add(Group& group, Owner& owner, uint64_t request_id, TenantId tenant,
                       const wire::WaitRequest& request, uint64_t now_ms) {
   if (owner.open_waits_ >= limits_.waits_per_owner) {
     return {Code::kLimitExceeded,
@@ -61,7 +61,7 @@ Status WaitTable::add(Group& group, Owner& owner, Call call, TenantId tenant,
   }
   const uint64_t timeout_ms = std::min(request.timeout_ms, wire::kMaxKeyWaitMs);
   std::unique_ptr<Wait> made(
-      new Wait{group, owner, call, tenant, request.keys, request.news_ms, now_ms + timeout_ms});
+      new Wait{group, owner, request_id, tenant, request.keys, request.news_ms, now_ms + timeout_ms});
   Wait& wait = *made;
   Woken woken;
   {
@@ -70,7 +70,7 @@ Status WaitTable::add(Group& group, Owner& owner, Call call, TenantId tenant,
       return {Code::kLimitExceeded,
               "at most " + std::to_string(limits_.keys) + " keys are waited for at a node at a time"};
     }
-    if (!waits_.emplace(std::pair(&owner, call.request_id), std::move(made)).second)
+    if (!waits_.emplace(std::pair(&owner, request_id), std::move(made)).second)
       return {Code::kInvalidArgument, "a WAIT with this request id is open already"};
     ++owner.open_waits_;
     keys_ += wait.keys.size();
@@ -136,7 +136,7 @@ void WaitTable::send_due(Group& group, uint64_t now_ms) {
     const std::lock_guard lock(mutex_);
     while (!group.due_.empty() && group.due_.begin()->first <= now_ms) {
       Wait& wait = *group.due_.begin()->second;
-      News news{wait.call, WaitState::kMore, std::exchange(wait.fresh, {})};
+      News news{wait.request_id, WaitState::kMore, std::exchange(wait.fresh, {})};
       if (wait.last || now_ms >= wait.deadline_ms) news.state = wait.last.value_or(WaitState::kTimeout);
       due.emplace_back(&wait.owner, std::move(news));
       wait.news_after_ms = now_ms + wait.news_ms;
@@ -287,7 +287,7 @@ void WaitTable::remove(Wait& wait) {
   group.due_.erase({wait.due_ms, &wait});
   keys_ -= wait.keys.size();
   --wait.owner.open_waits_;
-  waits_.erase({&wait.owner, wait.call.request_id});
+  waits_.erase({&wait.owner, wait.request_id});
 }
 
 void WaitTable::count() {

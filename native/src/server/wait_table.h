@@ -36,14 +36,9 @@ class WaitTable {
     uint32_t waits_per_owner = 0;
     uint64_t keys = 0;
   };
-  // Which request of its owner a wait is, and when that came.
-  struct Call {
-    uint64_t request_id = 0;
-    uint64_t start_ns = 0;
-  };
   // A frame that a wait's owner has to send; kMore: it is not the last one.
   struct News {
-    Call call;
+    uint64_t request_id = 0;
     wire::WaitState state = wire::WaitState::kMore;
     std::vector<uint32_t> positions;
   };
@@ -86,8 +81,8 @@ class WaitTable {
 
   // LIMIT_EXCEEDED, or INVALID_ARGUMENT: the owner has an open wait with this number. report_present() has to
   // follow.
-  Status add(Group& group, Owner& owner, Call call, TenantId tenant, const wire::WaitRequest& request,
-             uint64_t now_ms);
+  Status add(Group& group, Owner& owner, uint64_t request_id, TenantId tenant,
+             const wire::WaitRequest& request, uint64_t now_ms);
   // Positions of keys that were in the store after add().
   void report_present(Owner& owner, uint64_t request_id, std::span<const uint32_t> positions,
                       uint64_t now_ms);
