@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import mooncache
+from mooncache.client.keys import pack_keys, to_block_keys
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
 from tests.client.conftest import make_cluster
+from tests.conditions import WAIT_S, wait_until
 
 
 def openssl(*arguments: object) -> None:
@@ -75,3 +77,21 @@ def test_mutual_tls(secured: EmbeddedCluster, pki: Path, monkeypatch: pytest.Mon
             pytest.raises(MooncacheError),
         ):
             stranger.put("k", b"v")
+
+
+def test_waiting_for_blocks_over_tls(secured: EmbeddedCluster) -> None:
+    keys = [f"tls-{i}" for i in range(300)]
+    with mooncache.connect(**secured.client_settings(), shm=False) as pool, pool.watch() as watch:
+        node = pool.nodes()[0].node_id
+        watch.add("all", pack_keys(to_block_keys(keys)), timeout_s=WAIT_S, node=node, news_s=0.001)
+        assert watch.next(0.05) == []
+        pool.put_many(keys, [b"x" * 1000] * len(keys), prefer_node=node).raise_for_errors()
+        positions: list[int] = []
+
+        def all_came() -> bool:
+            news = watch.next(1.0)
+            positions.extend(position for item in news for position in item.positions)
+            return any(item.state == mooncache.WatchState.ALL for item in news)
+
+        wait_until(all_came, "the last news", every_s=0.0)
+        assert sorted(positions) == list(range(300))

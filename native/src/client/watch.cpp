@@ -74,6 +74,7 @@ class Watching final : public BlockWatch {
   Status usable() const;
   Status parts_for(Watch& watch, std::optional<uint32_t> node) const;
   void signal() const;
+  void take_map();
   void take_commands();
   void begin(Watch& watch);
   void pump();
@@ -106,6 +107,7 @@ class Watching final : public BlockWatch {
   uint64_t next_request_id_ = 1;
   std::unordered_map<uint64_t, Watch> watches_;
   std::unordered_map<uint64_t, PartId> parts_;  // by request id
+  std::shared_ptr<const NodeMap> map_;
   std::unordered_map<const Node*, std::unique_ptr<WatchLink>> links_;
   std::unordered_map<const Node*, size_t> open_parts_;
   std::vector<uint64_t> touched_;  // watches that may have news
@@ -223,6 +225,19 @@ void Watching::close_links() {
   parts_.clear();
   open_parts_.clear();
   touched_.clear();
+}
+
+// A node that left the map is gone, as far as the master knows: its host may not say so itself.
+void Watching::take_map() {
+  auto map = impl_->map();
+  if (map == map_) return;
+  map_ = std::move(map);
+  std::vector<WatchLink*> left;
+  for (const auto& entry : links_) {
+    const auto same = [&](const auto& node) { return node.get() == entry.first; };
+    if (std::none_of(map_->nodes.begin(), map_->nodes.end(), same)) left.push_back(entry.second.get());
+  }
+  for (WatchLink* link : left) lose(*link, {Code::kNodeUnavailable, "the node left the cluster map"});
 }
 
 void Watching::take_commands() {
@@ -428,6 +443,7 @@ Result<std::vector<WatchNews>> Watching::next(const CallOptions& options) {
   for (;;) {
     if (Status status = usable(); !status) return status;
     now_ms_ = steady_ms();
+    take_map();
     pump();  // before new WAITs: a connection that the node has closed meanwhile is not used for them
     take_commands();
     pump();

@@ -228,6 +228,22 @@ TEST_P(WatchTest, ARestartedNodeIsReachedAgain) {
   EXPECT_EQ(ends_of(*watch, 1).at("a").state, WatchState::kAll);
 }
 
+TEST_P(WatchTest, ANodeThatLeavesTheMapEndsItsWatches) {
+  TestNode one(0), two(1);
+  const auto client = this->client({one.info, two.info});
+  const auto watch = client->watch();
+  ASSERT_TRUE(watch->add("here", {key_of(0)}, Deadline::after_ms(60'000), 0, 0));
+  ASSERT_TRUE(watch->add("there", {key_of(0)}, Deadline::after_ms(60'000), 1, 0));
+  ASSERT_TRUE(waits_at(*watch, one, 1));
+  ASSERT_TRUE(client->set_map(2, {two.info}));
+  EXPECT_EQ(ends_of(*watch, 1).at("here").code, Code::kNodeUnavailable);
+  CallOptions there = within_ms(20'000);
+  there.node = 1;
+  EXPECT_EQ(put_one(*client, key_of(0), bytes_of(0, 100), 1, there).code, Code::kOk);
+  EXPECT_EQ(ends_of(*watch, 1).at("there").state, WatchState::kAll);
+  EXPECT_TRUE(eventually([&] { return server_stat(one, "waits_open") == 0; }));
+}
+
 TEST_P(WatchTest, ALimitOfTheNodeIsNamed) {
   TestNode node(0);
   node.stop();
