@@ -134,7 +134,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 (rate("mooncache_conductor_handovers_total", "outcome"), "{{outcome}}"),
                 (rate("mooncache_conductor_handovers_avoided_total"), "avoided after misses"),
                 (rate("mooncache_gateway_waits_timed_out_total", "model"), "{{model}} timed out waiting"),
+                (rate("mooncache_conductor_give_ups_total", "reason"), "given up: {{reason}}"),
             ),
+        ),
+        Panel(
+            "Other than planned",
+            "Legs whose engine computed, loaded or waited otherwise than the plan said, and why.",
+            "reqps",
+            ((rate("mooncache_conductor_plan_differences_total", "kind", "reason"), "{{kind}}: {{reason}}"),),
         ),
         Panel(
             "Served with less",

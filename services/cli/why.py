@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.core.time_bars import bars
 from mooncache.conductor.core.progress import Phase
 from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 
@@ -23,6 +24,23 @@ _REASONS = {
     "not_worth_fetching": "not worth fetching: in the pool, but computing was expected to be faster",
     "pool_unreachable": "pool unreachable: computed before, but the pool did not answer",
     "no_complete_block": "no complete block: the end of a prompt is always computed",
+    "cache_off": "not used: the engine must not or cannot use the pool for this request",
+}
+_DIFFERENCES = {
+    "computed": "less came from caches",
+    "loaded": "more was loaded",
+    "waited": "waited longer",
+}
+_WHY_DIFFERENT = {
+    **{reason: text.split(":")[0] for reason, text in _REASONS.items()},
+    "in_pool": "computing was priced lower, but engines load what the pool has",
+    "came_later": "the pool got the blocks after the plan was made",
+    "late": "the pool answered late",
+}
+_GIVEN_UP = {
+    "failed": "the prefill leg failed",
+    "not_stored": "the pool did not get them",
+    "ended": "the request or its engine was gone",
 }
 _OUTCOMES = {
     "computed_faster": "computing was faster than loading",
@@ -97,6 +115,7 @@ def show(record: dict[str, Any]) -> None:
     )
     if record["earlier"]:
         console.print(f"earlier decisions of this request: {', '.join(record['earlier'])}", markup=False)
+    _handover(record)
     if expected is not None:
         _times(record)
         if observed.get("streamed") is False:
@@ -104,7 +123,20 @@ def show(record: dict[str, Any]) -> None:
     _candidates(record)
     _what_if(record)
     _misses(record)
+    _differences(record)
+    _bars(record)
     _timeline(record)
+
+
+def _handover(record: dict[str, Any]) -> None:
+    """Where blocks were handed over, and those that were given up."""
+    chosen = record["chosen"] or {}
+    if chosen.get("store_node"):
+        console.print(f"blocks are handed over through {chosen['store_node']}", markup=False)
+    for each in record["observed"].get("given_up", ()):
+        blocks = each["to_block"] - each["from_block"]
+        why = _GIVEN_UP.get(each["reason"], each["reason"])
+        console.print(f"{blocks} blocks were given up, and waiting requests heard so: {why}", markup=False)
 
 
 def _what_if(record: dict[str, Any]) -> None:
@@ -138,6 +170,7 @@ def _times(record: dict[str, Any]) -> None:
         ("first token", promised["ttft_ms"], expected["ttft_ms"], observed.get("ttft_ms")),
         ("between tokens", promised["tbt_ms"], expected["tbt_ms"], observed.get("tbt_ms")),
         ("waiting before the prefill", None, expected["queue_ms"], observed.get("queue_ms")),
+        ("waiting and loading", None, expected["ready_ms"], observed.get("ready_ms")),
         ("prefill", None, expected["prefill_ms"], observed.get("prefill_ms")),
         ("hand-over to decode", None, expected["handover_ms"], observed.get("handover_ms")),
         ("generating", None, _generating_ms(record), observed.get("decode_ms")),
@@ -224,6 +257,26 @@ def _misses(record: dict[str, Any]) -> None:
         print_table("\nprompt tokens that had to be computed", ("tokens", "why"), rows)
     elif record["chosen"]:
         console.print("\nno prompt token was computed because its blocks were missing")
+
+
+def _differences(record: dict[str, Any]) -> None:
+    rows = []
+    for each in record["observed"].get("differences", ()):
+        unit = "ms" if "planned_ms" in each else "tokens"
+        numbers = (f"{each[f'{which}_{unit}']:,.0f} {unit}" for which in ("planned", "actual"))
+        what, why = _DIFFERENCES.get(each["kind"], each["kind"]), each["reason"]
+        rows.append((what, each["leg"], *numbers, _WHY_DIFFERENT.get(why, why)))
+    if rows:
+        print_table("\ndifferent from the plan", ("what", "leg", "planned*", "observed*", "why"), rows)
+
+
+def _bars(record: dict[str, Any]) -> None:
+    plain = not (console.encoding or "").lower().startswith("utf")
+    rows = bars(record.get("spans", ()), console.width, plain=plain)
+    if rows:
+        console.print("\none line of time", style="bold")
+        for row in rows:
+            console.print(row, markup=False, soft_wrap=True)
 
 
 def timeline(record: dict[str, Any]) -> list[tuple[float, str]]:

@@ -175,6 +175,7 @@ def progress_of(message: pb.ReportProgressRequest) -> ProgressReport:
         answer_is_whole=message.answer_is_whole,
         code=message.code[:NAME_CHARS_MAX],
         cached_tokens=_count(message.cached_tokens) if message.HasField("cached_tokens") else None,
+        prefill_may_follow=message.prefill_may_follow,
     )
 
 

@@ -12,6 +12,7 @@ from mooncache.conductor.background.duties import conductor_duties
 from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.gauges import add_gauges
+from mooncache.conductor.shell.give_up_calls import GiveUpCalls
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
@@ -41,6 +42,7 @@ class ConductorService(Service):
         self.state: ConductorState
         self._pool: PoolLookup | None = None
         self._copies: Copies | None = None
+        self._give_up_calls: GiveUpCalls | None = None
 
     async def build(self) -> RpcTable:
         """Make the state; nothing is known yet."""
@@ -54,6 +56,7 @@ class ConductorService(Service):
             metrics=self.metrics,
             rng=random.Random(),
         )
+        self._give_up_calls = self.state.give_up_calls
         add_gauges(self.metrics, self.state)
         return conductor_table(self.state)
 
@@ -63,6 +66,8 @@ class ConductorService(Service):
 
     async def shutdown(self) -> None:
         """Let go of the pool."""
+        if self._give_up_calls is not None:
+            await self._give_up_calls.close()
         if self._copies is not None:
             await self._copies.close()
         if self._pool is not None:

@@ -21,6 +21,7 @@ from mooncache.conductor.core.records import DecisionRecord
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.work import Active
 from mooncache.conductor.shell.copies import Copies
+from mooncache.conductor.shell.give_up_calls import GiveUpCalls
 from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.config import Config
@@ -73,6 +74,7 @@ class ConductorState:
         self.roles = RoleKeeper(config.conductor.tbt_slo_s)
         self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
         self.instruments = ConductorMetrics(metrics)
+        self.give_up_calls = GiveUpCalls(pool, self.instruments)
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self.gateways = Gateways()
@@ -99,6 +101,10 @@ class ConductorState:
                 await self._changed.wait()
         except TimeoutError:
             pass
+
+    def give_up(self) -> None:
+        """Tell the store nodes of the blocks that are known by now not to come. It waits for nothing."""
+        self.give_up_calls.start(self.core.take_give_ups(self.clock.now_s()))
 
     # --- what can wait
     # -------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class Event(enum.StrEnum):
     CONDUCTOR_REFUSED = "conductor.refused"  # the conductor answers with an error; requests go round robin
     LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether it is retried
     HANDOVER_MISSED = "handover.missed"  # a decode leg is sent again: its blocks will not arrive
+    HANDOVER_GIVEN_UP = "handover.given_up"  # blocks will not come: waits for them at store nodes are ended
     ENGINE_DIED = "engine.died"  # an engine process ended during a request
     KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file

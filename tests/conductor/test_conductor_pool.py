@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import mooncache
+from mooncache.client.host import host_id
+from mooncache.client.results import NodeView, WatchState
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
@@ -38,6 +40,11 @@ async def beside(cluster: EmbeddedCluster, **overrides: Any) -> AsyncIterator[Co
     async with running(config_at(cluster.state_dir, **settings)) as conductor:
         await conductor.register(instance("p", PREFILL), instance("d", DECODE))
         yield conductor
+
+
+def pool_nodes(cluster: EmbeddedCluster) -> tuple[NodeView, ...]:
+    with mooncache.connect(**cluster.client_settings()) as client:
+        return client.nodes()
 
 
 def put(cluster: EmbeddedCluster, keys: bytes) -> None:
@@ -83,6 +90,33 @@ def test_what_the_pool_holds_is_fetched_and_what_left_it_is_named(pool: Embedded
                 "to_token": 3200,
                 "reason": "evicted",
             }
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_at_the_plans_node_hears_that_the_blocks_will_not_come(pool: EmbeddedCluster) -> None:
+    """A prefill leg fails; a leg of another request waits at the node that the plan named."""
+    keys = chain("a", 200)
+
+    async def scenario() -> None:
+        async with beside(pool) as c:
+            await c.register(
+                instance("p", PREFILL, host_id=host_id()), instance("d", DECODE, host_id=host_id())
+            )
+            await connected(c)
+            plan = await c.schedule("r", keys)
+            names = {node.node_id for node in pool_nodes(pool)}
+            assert plan.prefill.instance_id and plan.store_node in names
+            with mooncache.connect(**pool.client_settings()) as client:
+                watch = client.watch()
+                watch.add("all", keys, timeout_s=60.0, node=plan.store_node)
+                watch.add("elsewhere", keys, timeout_s=60.0, node=(names - {plan.store_node}).pop())
+                await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILL_FAILED)
+                news = await asyncio.to_thread(watch.next, 30.0)
+                assert [(each.name, each.state) for each in news] == [("all", WatchState.GIVEN_UP)]
+                watch.close()
+            given_up = b'mooncache_conductor_give_ups_total{outcome="ok",reason="failed"} 1.0'
+            await until(lambda: given_up in c.service.metrics.render())
 
     asyncio.run(scenario())
 

@@ -146,6 +146,38 @@ def test_a_restarted_engine_is_tried_again() -> None:
     assert landings.missed("p", "d", now_s) == AWAY_MAX_S
 
 
+def test_what_is_handed_over_has_a_price_of_its_own() -> None:
+    """It lies on the decode instance's host mostly; what a prefill leg fetches may lie anywhere."""
+    work = Clockwork()
+
+    def rates() -> tuple[float, float]:
+        book = work.core.models.of("m").book
+        fleet = book.view(work.now_s)
+        row = book.row("d")
+        return float(fleet.handover_tokens_per_s[row]), float(fleet.fetch_tokens_per_s[row])
+
+    def load(size_bytes: int, load_ms: float, *, handover: bool) -> None:
+        cache = CacheReport(3200, 3200, 0, 3200, size_bytes, load_ms=load_ms, outcome="hit")
+        decision = work.schedule()
+        legs = [LegReport(LegRole.PREFILL, "p", 1.0, 200.0, cache=MISS if handover else cache)]
+        work.now_s += 0.2
+        work.tell(decision, Phase.PREFILLED, *legs)
+        legs.append(LegReport(LegRole.DECODE, "d", cache=cache if handover else HIT))
+        work.tell(decision, Phase.FINISHED, *legs)
+
+    before = rates()
+    for _ in range(5):
+        load(100 << 20, 1000.0, handover=False)
+    slow = rates()
+    assert slow[0] == slow[1] < before[1], (
+        "as long as nothing was handed over, it is believed to be like a fetch"
+    )
+    for _ in range(5):
+        load(100 << 20, 10.0, handover=True)
+    fast = rates()
+    assert fast[0] > 20 * slow[0] and fast[1] == slow[1]
+
+
 def test_missing_blocks_are_counted_under_their_name(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         await c.register(*pair())

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from mooncache.cli import app
-from mooncache.cli.why import timeline
+from mooncache.cli.why import _handover, timeline
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conductor.support import Conductor, chain, config_at, instance, running
+from tests.conductor.support import Conductor, chain, config_at, instance, pair, running
+from tests.conductor.support import serve as run_conductor
 
 LOADED = pb.CacheReport(hit_tokens=1600, loaded_tokens=1600, load_ms=12.5, outcome=pb.CACHE_OUTCOME_HIT)
 
@@ -121,6 +122,53 @@ def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
             assert "DECISION_UNKNOWN" in capsys.readouterr().err
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_both_legs_are_bars_on_one_line_of_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    async def scenario(c: Conductor) -> None:
+        monkeypatch.setenv("MOONCACHE_CLUSTER_STATE_DIR", str(tmp_path))
+        monkeypatch.setenv("MOONCACHE_CLUSTER_CONDUCTOR_TARGET", c.service.grpc_target)
+        await c.register(*pair())
+        await serve(c, await c.schedule("req-1", chain("a", 100)))
+        assert await ask(c, "req-1") == 0
+        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+        rows = lines[lines.index("one line of time") + 1 :]
+        rows = rows[: rows.index("")]
+        assert max(map(len, rows)) == columns
+        assert [row.split()[:2] for row in rows[1:]] == [
+            ["gateway", "plan"],
+            ["prefill", "p"],  # load
+            ["compute", rows[3].split()[1]],
+            ["decode", "d1"],  # unknown: no cache report
+            ["generate", rows[5].split()[1]],
+        ]
+        assert any("more was loaded" in line for line in lines)
+        assert await ask(c, "req-1", "--json") == 0
+        parts = [(span["leg"], span["part"]) for span in json.loads(capsys.readouterr().out)["spans"]]
+        assert parts == [
+            ("gateway", "plan"),
+            ("prefill", "load"),
+            ("prefill", "compute"),
+            ("decode", "unknown"),
+            ("decode", "generate"),
+        ]
+
+    run_conductor(tmp_path, scenario)
+
+
+def test_why_says_what_was_given_up_and_where(capsys: pytest.CaptureFixture[str]) -> None:
+    given_up = [{"from_block": 10, "to_block": 100, "reason": "failed"}]
+    _handover({"chosen": {"store_node": "node-7"}, "observed": {"given_up": given_up}})
+    text = capsys.readouterr().out
+    assert "blocks are handed over through node-7" in text
+    assert "90 blocks were given up" in text and "the prefill leg failed" in text
+    _handover({"chosen": None, "observed": {}})
+    assert capsys.readouterr().out == ""
 
 
 def test_why_without_a_conductor(

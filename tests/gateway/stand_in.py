@@ -49,6 +49,7 @@ class StandInConductor(Service):
         self.updated = asyncio.Event()
         self.found_blocks: int | None = None  # leading blocks in the pool; None: it cannot be asked
         self.asked_blocks: list[int] = []
+        self.asked_nodes: list[str] = []
 
     async def build(self) -> RpcTable:
         names = [method.name for method in CONDUCTOR_SERVICE.methods]
@@ -107,6 +108,7 @@ async def _find(
     state: StandInConductor, request: pb.FindBlocksRequest, _context: CallContext
 ) -> pb.FindBlocksResponse:
     state.asked_blocks.append(len(request.keys) // 32)
+    state.asked_nodes.append(request.store_node)
     return pb.FindBlocksResponse(known=state.found_blocks is not None, leading_blocks=state.found_blocks or 0)
 
 

@@ -24,3 +24,4 @@ async def run_once(state: ConductorState) -> None:
             )
     state.instruments.expired.inc(len(stale))
     state.announce()
+    state.give_up()

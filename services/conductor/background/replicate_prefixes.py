@@ -73,7 +73,8 @@ def speeds(state: ConductorState) -> dict[str, Speed]:
         info = instance.info
         if info.model in found or not info.kv_bytes_per_token or not info.pool:
             continue
-        learner = state.core.models.of(info.model).transfers.get("") or TransferLearner()
+        model = state.core.models.of(info.model)
+        learner = model.transfers.get("") or model.handovers.get("") or TransferLearner()
         rate = learner.cost(info.kv_bytes_per_token).tokens_per_s
         found[info.model] = Speed(rate, info.kv_bytes_per_token, info.block_tokens)
     return found

@@ -3,10 +3,12 @@ summary."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from mooncache.conductor.core.differences import PlannedCache
+from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, Choice, Reason, Request, Rules
 from mooncache.conductor.core.records import DecisionRecord, DecisionState, milliseconds, pack
@@ -75,6 +77,7 @@ class PoolAnswer:
     blocks: int = 0
     elapsed_s: float = 0.0
     unreachable_nodes: int = 0
+    nodes: NodesByHost = field(default_factory=dict)  # through which instances of a host may hand over
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class PlannedRequest:
     """What the policy chose from, None when it was not asked. Its columns are the book's own, which change with the
     next event."""
     block_tokens: int = 0  # 0 when no instance serves the model
+    store_node: str = NO_NODE  # through which the legs hand over
 
     @property
     def pool_tokens(self) -> int:
@@ -123,11 +127,30 @@ class Decision:
     handover_s: float = 0.0  # how long it waits once that leg has ended
     ready_wait_s: float = 0.0  # how long the computing instance waits for another request's blocks
     avoided: bool = False  # the decode instance computes the prompt because blocks did not come the other way
+    store_node: str = NO_NODE  # through which the legs hand over
 
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens left to compute."""
         return self.policy_request.prompt_tokens - self.choice.prefix_tokens if self.decode else 0
+
+    def computing(self, block_tokens: int) -> PlannedCache:
+        """What the leg that computes the prompt is expected to find."""
+        prefix_tokens = self.choice.prefix_tokens
+        local_tokens = min(self.local_tokens, prefix_tokens)
+        return self._planned(prefix_tokens, local_tokens, block_tokens, self.ready_wait_s)
+
+    def decoding(self, block_tokens: int, local_tokens: int) -> PlannedCache | None:
+        """What the decode leg is expected to find; None when it computes the prompt. local_tokens: what it holds."""
+        if not self.prefill:
+            return None
+        return self._planned(self.policy_request.cacheable_tokens, local_tokens, block_tokens, self.wait_s)
+
+    def _planned(
+        self, prefix_tokens: int, local_tokens: int, block_tokens: int, wait_s: float
+    ) -> PlannedCache:
+        usable = (self.policy_request.prompt_tokens - 1) // max(1, block_tokens) * block_tokens
+        return PlannedCache(prefix_tokens, local_tokens, self.pool_tokens, usable, block_tokens, wait_s)
 
     def summary(self) -> str:
         """The text of the response header: about this request only."""
@@ -151,7 +174,13 @@ def new_decision(planned: PlannedRequest, record: DecisionRecord) -> Decision:
     """The decision with names for rows."""
     choice, request, fleet = planned.choice, planned.policy_request, planned.fleet
     found = Decision(
-        record.decision_id, choice, request, record, planned.arrival.pool, pool_tokens=record.pool_tokens
+        record.decision_id,
+        choice,
+        request,
+        record,
+        planned.arrival.pool,
+        pool_tokens=record.pool_tokens,
+        store_node=planned.store_node,
     )
     if fleet is not None and choice.decode != NO_ROW:
         found.prefiller, found.decode = fleet.names[choice.prefiller_row], fleet.names[choice.decode]
@@ -224,7 +253,7 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
             "lookup_ms": milliseconds(pool.elapsed_s),
             "unreachable_nodes": pool.unreachable_nodes,
         },
-        "chosen": chosen_fields(policy_request, choice, fleet),
+        "chosen": _placed(chosen_fields(policy_request, choice, fleet), planned.store_node),
         "expected": expected_fields(choice, fleet),
         "odd_costs": choice.invalid_costs,
     }
@@ -259,6 +288,11 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
         "computed_tokens": request.prompt_tokens - choice.prefix_tokens,
     }
+
+
+def _placed(chosen: dict[str, Any] | None, store_node: str) -> dict[str, Any] | None:
+    """The chosen fields with the store node of the hand-over, which no policy chooses."""
+    return {**chosen, "store_node": store_node} if chosen is not None else None
 
 
 def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:

@@ -26,6 +26,13 @@ class Running:
     keys: bytes
     end_s: float
     pool: bool = True
+    begin: int = 0  # blocks before this one are there already, or another request makes them
+    store_node: str = ""  # where its blocks come first, "" when placement decides
+
+    @property
+    def blocks(self) -> int:
+        """The blocks of its prompt."""
+        return len(self.keys) // KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +90,31 @@ class InFlight:
         for key in _keys_at(running.keys):
             self._at.setdefault(key, {})[running.decision_id] = running
 
-    def end(self, decision_id: str) -> bool:
-        """Forget a request (done, failed or given up); return whether it was known."""
+    def get(self, decision_id: str) -> Running | None:
+        """A request whose prompt is being computed."""
+        return self._running.get(decision_id)
+
+    def end(self, decision_id: str) -> Running | None:
+        """Forget a request (done, failed or given up); return it, None when it was not known."""
         running = self._running.pop(decision_id, None)
         if running is None:
-            return False
+            return None
         for key in _keys_at(running.keys):
             there = self._at.get(key)
             if there is not None:
                 there.pop(decision_id, None)
                 if not there:
                     del self._at[key]
-        return True
+        return running
+
+    def unmade(self, keys: bytes, begin: int, end: int, store_node: str) -> list[tuple[int, int]]:
+        """The ranges of blocks begin..end of a chain that no running request brings to the node."""
+        left = [(begin, end)] if begin < end else []
+        for overlap in self.overlaps(keys):
+            running = overlap.running
+            if running.store_node == store_node:
+                left = [part for each in left for part in _without(each, running.begin, overlap.blocks)]
+        return left
 
     def overlaps(self, keys: bytes) -> list[Overlap]:
         """Running requests that share leading blocks, longest first, a few at most.
@@ -131,6 +151,14 @@ class InFlight:
         noted = {decision_id for there in self._at.values() for decision_id in there}
         assert noted == set(self._running), "checkpoints and running requests disagree"
         assert all(self._at.values()), "an empty checkpoint was kept"
+
+
+def _without(part: tuple[int, int], begin: int, end: int) -> Iterable[tuple[int, int]]:
+    """What is left of a range without another one."""
+    if begin >= end:
+        return [part]
+    first, last = part
+    return [(a, b) for a, b in ((first, min(last, begin)), (max(first, end), last)) if a < b]
 
 
 def _keys_at(keys: bytes) -> Iterable[bytes]:

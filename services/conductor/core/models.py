@@ -34,7 +34,9 @@ class ServedModel:
         self.book = FleetBook()
         self.row_of_holder: dict[int, int] = {}
         self.prefills: dict[str, PrefillLearner] = {}  # by type of instance
-        self.transfers: dict[str, TransferLearner] = {}  # by instance, "" for all of them
+        # By instance, "" for all of them: what is fetched may lie at any node, what is handed over mostly on its host.
+        self.transfers: dict[str, TransferLearner] = {}
+        self.handovers: dict[str, TransferLearner] = {}
         self.decodes: dict[str, DecodeLearner] = {}  # by instance
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
@@ -59,7 +61,7 @@ class ServedModel:
                 pool=info.pool,
                 sequences_max=info.max_sequences,
                 kv_capacity_tokens=info.kv_capacity_tokens,
-                handover=self._transfer(info),
+                handover=self._handover(info),
                 tail=True,
                 ready=instance.ready,
                 kind=self._kinds.setdefault(kind, len(self._kinds)),
@@ -76,6 +78,7 @@ class ServedModel:
         self.row_of_holder = {h: row for h, row in self.row_of_holder.items() if h != instance.holder}
         self.decodes.pop(name, None)
         self.transfers.pop(name, None)
+        self.handovers.pop(name, None)
         self.landings.forget(name)
 
     def reported(self, instance: Instance, load: InstanceLoad, now_s: float) -> None:
@@ -120,16 +123,18 @@ class ServedModel:
         """A prefill leg there has ended well."""
         self.prefill_counts[kind_of(info)] += 1
 
-    def observed_load(self, name: str, loaded_bytes: float, seconds: float, registry: Registry) -> None:
-        """An instance loaded KV from the pool."""
+    def observed_load(
+        self, name: str, loaded_bytes: float, seconds: float, registry: Registry, *, handover: bool
+    ) -> None:
+        """An instance loaded KV from the pool: what a prefill leg had handed over, or what it found there."""
+        learners = self.handovers if handover else self.transfers
         for known in ("", name) if self.book.row(name) != NO_ROW else ("",):
-            self.transfers.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
+            learners.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
         # Instances that loaded nothing yet are believed to be like the others.
         for instance in registry.of_model(self.name):
-            other = instance.info.instance_id
-            if other == name or other not in self.transfers:
-                cost = self._transfer(instance.info)
-                self.book.set(other, transfer=cost, handover=cost)
+            other, info = instance.info.instance_id, instance.info
+            if other == name or other not in learners:
+                self.book.set(other, transfer=self._transfer(info), handover=self._handover(info))
 
     def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
         """A sequence was generated."""
@@ -174,8 +179,19 @@ class ServedModel:
         return learner.cost if learner is not None else learning.DECODE_PRIOR
 
     def _transfer(self, info: InstanceInfo) -> TransferCost:
-        learner = self.transfers.get(info.instance_id) or self.transfers.get("") or _NO_TRANSFERS
-        return learner.cost(info.kv_bytes_per_token)
+        return self._loading(info, self.transfers, self.handovers)
+
+    def _handover(self, info: InstanceInfo) -> TransferCost:
+        return self._loading(info, self.handovers, self.transfers)
+
+    @staticmethod
+    def _loading(info: InstanceInfo, *by_kind: dict[str, TransferLearner]) -> TransferCost:
+        """The cost of loading of the first kind that was observed, rather of the instance itself than of others."""
+        for learners in by_kind:
+            learner = learners.get(info.instance_id) or learners.get("")
+            if learner is not None:
+                return learner.cost(info.kv_bytes_per_token)
+        return _NO_TRANSFERS.cost(info.kv_bytes_per_token)
 
 
 class ModelBooks:

@@ -5,21 +5,23 @@ Gateways report it (core/progress.py); docs/reference-decision.md shows what a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
+from mooncache.conductor.core.differences import Difference, PlannedCache, differences
+from mooncache.conductor.core.give_ups import AGAIN_S, GiveUpReason, GiveUps
 from mooncache.conductor.core.in_flight import InFlight
 from mooncache.conductor.core.landing import came
 from mooncache.conductor.core.models import ModelBooks
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.records import DecisionRecord, DecisionState, Records
 from mooncache.conductor.core.registry import Registry
-from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks
+from mooncache.conductor.core.seen import MissRange, MissReason, SeenBlocks, miss_reason
 from mooncache.conductor.core.work import Active, Stage, WorkBook
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 
 # A prefill that is measured takes at least so long, and so much of what was seen.
 _LEAST_S, _LEAST_SHARE = 5e-4, 0.1
@@ -49,6 +51,8 @@ class Learned:
     computed_tokens: int = 0
     learn: Active | None = None  # the request whose prompt is computed now
     handover: HandoverResult | None = None  # LANDED or MISSED when that is known now
+    legs_compared: int = 0  # legs of which it is known now whether they went as planned
+    differences: list[Difference] = field(default_factory=list)  # and what did not
 
 
 class Outcomes:
@@ -62,10 +66,11 @@ class Outcomes:
         records: Records,
         work: WorkBook,
         in_flight: InFlight,
+        give_ups: GiveUps,
         seen: SeenBlocks,
     ) -> None:
         self.registry, self.models, self.records = registry, models, records
-        self.work, self.in_flight, self.seen = work, in_flight, seen
+        self.work, self.in_flight, self.give_ups, self.seen = work, in_flight, give_ups, seen
 
     def take_in(self, decision_id: str, progress: ProgressReport, now_s: float) -> Learned:
         """Take in what happened. Raises DecisionUnknown for decisions that are not kept."""
@@ -84,8 +89,8 @@ class Outcomes:
         if phase in (Phase.PREFILLED, Phase.FIRST_TOKEN):
             self._computed(active, record, progress, now_s, learned)
         if phase is Phase.PREFILL_FAILED:
-            self.in_flight.end(decision_id)
-            self.computed(active, now_s)
+            due_s = now_s + AGAIN_S if progress.prefill_may_follow else now_s
+            self.not_computed(active, GiveUpReason.FAILED, now_s, due_s)
         if phase is Phase.FIRST_TOKEN:
             self._first_token(active, record, progress, now_s, learned)
         end = _ENDS.get(phase)
@@ -94,8 +99,9 @@ class Outcomes:
             if cache is not None and active.prefiller == active.decoder and active.compute_seen_s:
                 self._prefill_reported(active, record, None, cache, learned)
             elif cache is not None:
-                self._loads(active, active.decoder, cache)
+                self._loads(active, active.decoder, cache, handover=True)
                 self._handed_over(active, cache, learned, now_s)
+                _compare(LegRole.DECODE, active.decoding, cache, record, learned)
             if phase is Phase.FINISHED:
                 self._finished(active, record, progress, now_s)
             if active.handover:
@@ -108,9 +114,25 @@ class Outcomes:
         """The prompt is computed; return when its instance could have begun with it, None if known before."""
         return self.models.of(active.model).book.computed(active.decision_id, now_s)
 
+    def not_computed(
+        self, active: Active, reason: GiveUpReason, now_s: float, due_s: float | None = None
+    ) -> None:
+        """The prompt will not be computed by this plan: whoever waits for its blocks is to hear so, at `due_s`."""
+        self._not_made(active.decision_id, reason, now_s if due_s is None else due_s)
+        self.computed(active, now_s)
+
+    def _not_made(self, decision_id: str, reason: GiveUpReason, due_s: float) -> None:
+        running = self.in_flight.end(decision_id)
+        if running is not None:
+            self.give_ups.add(running, running.begin, running.blocks, reason, due_s)
+
     def close(self, decision_id: str, state: DecisionState, now_s: float) -> Active | None:
         """End a decision: nothing of it is counted or awaited from now on."""
+        # Of a request that has ended well only word of its prefill's end was lost.
+        if state is not DecisionState.FINISHED and self.work.awaited(decision_id):
+            self._not_made(decision_id, GiveUpReason.ENDED, now_s)
         self.in_flight.end(decision_id)
+        self.give_ups.ended(decision_id, now_s)
         active = self.work.end(decision_id)
         record = self.records.find(decision_id)
         if active is not None:
@@ -191,7 +213,7 @@ class Outcomes:
         inline = active.prefiller == active.decoder
         began_s = self.computed(active, now_s)
         active.phase = Stage.GENERATING
-        self.in_flight.end(active.decision_id)
+        self._made(active, progress, now_s)
         if began_s is None:
             return
         learned.learn = active
@@ -208,6 +230,17 @@ class Outcomes:
             leg = progress.prefill
             self._prefill_reported(active, record, leg, leg.cache if leg else None, learned)
 
+    def _made(self, active: Active, progress: ProgressReport, now_s: float) -> None:
+        """The blocks are made; those of which the prefill engine says that the pool did not get them do not come."""
+        running = self.in_flight.end(active.decision_id)
+        leg = progress.prefill if progress.phase is Phase.PREFILLED else None
+        if running is None or leg is None or leg.cache is None or leg.cache.held_tokens < 0:
+            return
+        if active.sequences != 1 or not active.block_tokens:
+            return  # of several prompts it is not known whose blocks were not stored
+        begin = max(running.begin, leg.cache.held_tokens // active.block_tokens)
+        self.give_ups.add(running, begin, running.blocks, GiveUpReason.NOT_STORED, now_s)
+
     def _prefill_reported(
         self,
         active: Active,
@@ -221,7 +254,7 @@ class Outcomes:
         leg: the prefill leg; None when the decode leg computed the prompt. cache: what its engine said.
         """
         if cache is not None:
-            self._loads(active, active.prefiller, cache)
+            self._loads(active, active.prefiller, cache, handover=False)
         hit = min(cache.hit_tokens if cache is not None else active.prefix_tokens, active.prompt_tokens)
         computed = active.prompt_tokens - hit
         learned.local_tokens = cache.local_tokens if cache is not None else 0
@@ -230,6 +263,10 @@ class Outcomes:
         record.observed.update(
             computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
         )
+        if cache is not None:
+            role = LegRole.PREFILL if leg is not None else LegRole.DECODE
+            _compare(role, active.computing, cache, record, learned)
+            record.observed["ready_ms"] = round(cache.waited_ms + cache.load_ms, 3)
         # The time since it could begin, loads and waits taken off.
         idle_s = (cache.waited_ms + cache.load_ms - cache.hidden_ms) / 1e3 if cache is not None else 0.0
         seen_s = active.compute_seen_s
@@ -248,11 +285,12 @@ class Outcomes:
         if cache is not None:
             _missing(record, cache)
 
-    def _loads(self, active: Active, instance_id: str, cache: CacheReport) -> None:
+    def _loads(self, active: Active, instance_id: str, cache: CacheReport, *, handover: bool) -> None:
         if not cache.loaded_bytes or not cache.load_ms:
             return
         model = self.models.of(active.model)
-        model.observed_load(instance_id, cache.loaded_bytes, cache.load_ms / 1e3, self.registry)
+        seconds = cache.load_ms / 1e3
+        model.observed_load(instance_id, cache.loaded_bytes, seconds, self.registry, handover=handover)
 
     def _finished(
         self,
@@ -313,17 +351,21 @@ def unkept(active: Active) -> DecisionRecord:
     )
 
 
-_MISS_REASONS = {
-    CacheOutcome.TIMEOUT: MissReason.TIMED_OUT,
-    CacheOutcome.FAILED: MissReason.LOAD_FAILED,
-    CacheOutcome.COMPUTED_FASTER: MissReason.COMPUTED_FASTER,
-    CacheOutcome.LOAD_CUT: MissReason.LOAD_CUT,
-}
+def _compare(
+    role: LegRole, planned: PlannedCache | None, cache: CacheReport, record: DecisionRecord, learned: Learned
+) -> None:
+    """Note and count what the engine of a leg did otherwise than planned."""
+    if planned is None:
+        return
+    found = differences(role, planned, cache)
+    learned.legs_compared += 1
+    learned.differences += found
+    known = record.observed.setdefault("differences", [])
+    known += [each.to_json() for each in found]
 
 
 def _missing(record: DecisionRecord, cache: CacheReport) -> None:
     """What was planned to be there and was not: the engine says why."""
     if cache.hit_tokens >= record.planned_prefix:
         return
-    reason = _MISS_REASONS.get(cache.outcome, MissReason.EVICTED)
-    record.misses.insert(0, MissRange(cache.hit_tokens, record.planned_prefix, reason))
+    record.misses.insert(0, MissRange(cache.hit_tokens, record.planned_prefix, miss_reason(cache.outcome)))

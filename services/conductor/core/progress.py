@@ -59,6 +59,7 @@ class ProgressReport:
     answer_is_whole: bool = False
     code: str = ""
     cached_tokens: int | None = None
+    prefill_may_follow: bool = False  # of PREFILL_FAILED: another plan is asked for
 
     @property
     def prefill(self) -> LegReport | None:
@@ -81,6 +82,8 @@ class ProgressReport:
         }
         if self.phase is Phase.FIRST_TOKEN:
             found["answer_is_whole"] = self.answer_is_whole
+        if self.prefill_may_follow:
+            found["prefill_may_follow"] = True
         if self.code:
             found["code"] = self.code
         if self.cached_tokens is not None:

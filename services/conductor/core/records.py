@@ -70,6 +70,10 @@ class DecisionRecord:
             packed = pack({**event, "legs": [], "dropped": "the record is full"})
         self.events.append(packed)
 
+    def reported(self) -> list[dict[str, Any]]:
+        """The events, as JSON fields."""
+        return [unpack(event) for event in self.events]
+
     def to_json(self, rules: Rules, more: dict[str, Any] | None = None) -> str:
         """The record as a JSON object; the candidates are priced again by the rules. more: other fields."""
         document = {
@@ -83,7 +87,7 @@ class DecisionRecord:
                 for miss in self.misses
             ],
             "observed": self.observed,
-            "events": [unpack(event) for event in self.events],
+            "events": self.reported(),
         }
         return json.dumps(document)
 

@@ -29,6 +29,8 @@ from mooncache.conductor.core.decisions import (
 )
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import Assignment
+from mooncache.conductor.core.give_ups import GiveUp, GiveUpReason, GiveUps
+from mooncache.conductor.core.handover_node import NO_NODE, handover_node, nodes_of_makers
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.outcome import Learned, Outcomes
@@ -96,6 +98,7 @@ class Scheduler:
         )
         self.cache = CacheIndex(make_index)
         self.in_flight = InFlight()
+        self.give_ups = GiveUps()
         self.work = WorkBook()
         self.shares = FairShares()
         self.records = Records(settings.decision_count_max)
@@ -108,6 +111,7 @@ class Scheduler:
             records=self.records,
             work=self.work,
             in_flight=self.in_flight,
+            give_ups=self.give_ups,
             seen=self.seen,
         )
 
@@ -181,8 +185,7 @@ class Scheduler:
             if active.decoder == name:
                 self.close(active.decision_id, DecisionState.LOST, now_s)
             else:
-                self.in_flight.end(active.decision_id)
-                self.outcomes.computed(active, now_s)
+                self.outcomes.not_computed(active, GiveUpReason.ENDED, now_s)
 
     def assigned(self, instance: Instance) -> int:
         """The number of requests with a leg on the instance."""
@@ -204,8 +207,7 @@ class Scheduler:
         self.cache.drop(instance.holder)
         for active in self.work.touching(instance.info.instance_id):
             if active.prefiller == instance.info.instance_id:
-                self.in_flight.end(active.decision_id)
-                self.outcomes.computed(active, now_s)
+                self.outcomes.not_computed(active, GiveUpReason.ENDED, now_s)
 
     # --- decisions
 
@@ -214,9 +216,10 @@ class Scheduler:
         arrival = Arrival(request, pool, now_s, wall_s)
         # Clients choose request ids and may use one twice: only another attempt makes the first plan void.
         earlier = self.work.of_request(request.tenant, request.request_id) if request.attempt > 1 else None
-        kept = ""
+        kept = kept_node = ""
+        if earlier is not None and earlier.decoder not in request.exclude:
+            kept, kept_node = earlier.decoder, earlier.store_node
         if earlier is not None:
-            kept = earlier.decoder if earlier.decoder not in request.exclude else ""
             self.close(earlier.decision_id, DecisionState.SUPERSEDED, now_s)
         model = self.models.known(request.model)
         if model is None:
@@ -236,7 +239,8 @@ class Scheduler:
             fleet = replace(fleet, ready=fleet.ready & takes)
         choice = self.policy.choose(policy_request, fleet, self.settings.rules, self._rng)
         policy_request, choice, avoided = self._landing(model, policy_request, fleet, choice, now_s)
-        decision = self._record(PlannedRequest(arrival, policy_request, choice, fleet, block_tokens))
+        planned = PlannedRequest(arrival, policy_request, choice, fleet, block_tokens)
+        decision = self._record(replace(planned, store_node=self._store_node(planned, kept_node)))
         if choice.admitted:
             decision.avoided = avoided
             self._set_waits(model, decision)
@@ -257,6 +261,26 @@ class Scheduler:
         alone = replace(policy_request, no_prefill=True)
         found = self.policy.choose(alone, fleet, self.settings.rules, self._rng)
         return (alone, found, True) if found.admitted else (policy_request, choice, False)
+
+    def _store_node(self, planned: PlannedRequest, kept: str) -> str:
+        """The store node through which the legs hand over, or at which the one leg waits for another request.
+
+        kept: the node of the former plan, whose decode leg goes on.
+        """
+        choice, request, fleet = planned.choice, planned.policy_request, planned.fleet
+        if not choice.admitted or fleet is None:
+            return NO_NODE
+        if choice.prefill == NO_ROW:
+            running = self.in_flight.get(choice.awaited.decision_id) if choice.awaited is not None else None
+            return running.store_node if running is not None else NO_NODE
+        instance = self.registry.get(fleet.names[choice.decode])
+        if instance is None:
+            return NO_NODE
+        others = nodes_of_makers(request.awaited, self.in_flight, planned.pool_tokens, planned.block_tokens)
+        arrival = planned.arrival
+        return handover_node(
+            arrival.pool.nodes, instance.info.host_id, arrival.request.keys, kept=kept, others=others
+        )
 
     def _set_waits(self, model: ServedModel, decision: Decision) -> None:
         """How long legs wait for blocks."""
@@ -326,7 +350,9 @@ class Scheduler:
                 overlap.running.pool,
             )
             for overlap in self.in_flight.overlaps(request.keys)
-            if self._working(overlap.running.instance_id)
+            # Where a leg of this request has just failed, the others may fail too.
+            if overlap.running.instance_id not in request.exclude
+            and self._working(overlap.running.instance_id)
         )
 
     def _working(self, instance_id: str) -> bool:
@@ -381,6 +407,7 @@ class Scheduler:
     def _count(self, arrival: Arrival, model: ServedModel, decision: Decision, fleet: Fleet) -> None:
         request, now_s = arrival.request, arrival.now_s
         choice, policy_request = decision.choice, decision.policy_request
+        block_tokens = max(1, decision.record.block_tokens)
         survival = model.lengths.survival(request.lengths_class, request.max_output_tokens)
         model.book.assign(Assignment(decision.decision_id, choice, policy_request, survival), now_s)
         self.shares.use(request.tenant, float(decision.computed_tokens), now_s)
@@ -405,12 +432,25 @@ class Scheduler:
                 promised_ttft_s=policy_request.ttft_slo_s,
                 awaited_tokens=policy_request.cacheable_tokens if decision.prefill else 0,
                 wait_s=decision.wait_s,
+                store_node=decision.store_node,
+                block_tokens=block_tokens,
+                awaits=choice.awaited.decision_id if choice.awaited is not None else "",
+                computing=decision.computing(block_tokens),
+                decoding=decision.decoding(block_tokens, int(policy_request.local[choice.decode])),
             )
         )
         if choice.prefix_tokens < policy_request.cacheable_tokens:
-            end_s = now_s + min(choice.total_s, _SECONDS_IN_FLIGHT_MAX)
-            pool = bool(fleet.pool[choice.prefiller_row])
-            self.in_flight.add(Running(decision.decision_id, decision.prefiller, request.keys, end_s, pool))
+            self.in_flight.add(
+                Running(
+                    decision.decision_id,
+                    decision.prefiller,
+                    request.keys,
+                    end_s=now_s + min(choice.total_s, _SECONDS_IN_FLIGHT_MAX),
+                    pool=bool(fleet.pool[choice.prefiller_row]),
+                    begin=choice.prefix_tokens // block_tokens,
+                    store_node=decision.store_node if decision.prefill else NO_NODE,
+                )
+            )
 
     # --- what became of it
 
@@ -422,10 +462,21 @@ class Scheduler:
         """End a decision: nothing of it is counted or awaited from now on."""
         self.outcomes.close(decision_id, state, now_s)
 
+    def take_give_ups(self, now_s: float) -> list[GiveUp]:
+        """Blocks that will not come and that are due to be given up; each once, noted in the record of its request."""
+        found = self.give_ups.take(now_s, self.in_flight)
+        for each in found:
+            record = self.records.find(each.decision_id)
+            if record is not None:
+                known = record.observed.setdefault("given_up", [])
+                known.append({"from_block": each.begin, "to_block": each.end, "reason": str(each.reason)})
+        return found
+
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         self.registry.check()
         self.in_flight.check()
+        self.give_ups.check()
         self.work.check()
         self.records.check()
         self.models.check()

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.cache_index import block_records
 from mooncache.kvcache.block_index import BlockIndex
+from mooncache.kvcache.leg_hint import CacheOutcome
 
 RANGES_MAX = 64
 _PASSPORTS_MAX = 64
@@ -36,6 +37,22 @@ class MissReason(StrEnum):
     TIMED_OUT = "timed_out"
     COMPUTED_FASTER = "computed_faster"
     LOAD_CUT = "load_cut"
+    CACHE_OFF = "cache_off"
+
+
+_OF_OUTCOMES = {
+    CacheOutcome.TIMEOUT: MissReason.TIMED_OUT,
+    CacheOutcome.FAILED: MissReason.LOAD_FAILED,
+    CacheOutcome.POOL_ABSENT: MissReason.POOL_UNREACHABLE,
+    CacheOutcome.COMPUTED_FASTER: MissReason.COMPUTED_FASTER,
+    CacheOutcome.LOAD_CUT: MissReason.LOAD_CUT,
+    CacheOutcome.OFF: MissReason.CACHE_OFF,
+}
+
+
+def miss_reason(outcome: CacheOutcome) -> MissReason:
+    """Why blocks that were expected were not used, by what the engine said of its cache."""
+    return _OF_OUTCOMES.get(outcome, MissReason.EVICTED)
 
 
 _OF_FLAGS = (MissReason.EVICTED, MissReason.OTHER_TENANT, MissReason.OTHER_PASSPORT)

@@ -5,8 +5,11 @@ Who they are is here; what they weigh on their instances is in the book of insta
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+
+from mooncache.conductor.core.differences import PlannedCache
 
 
 class Stage(StrEnum):
@@ -44,6 +47,11 @@ class Active:
     wait_s: float = 0.0  # how long it does at most
     prefilled_s: float = 0.0  # when the prefill leg had ended well
     handover: str = ""  # what became of it, once that is known
+    store_node: str = ""  # through which its legs hand over, "" when placement decides
+    block_tokens: int = 0
+    awaits: str = ""  # the decision whose prompt it waits for instead of computing the same
+    computing: PlannedCache | None = None  # what the leg that computes the prompt is expected to find
+    decoding: PlannedCache | None = None  # what the decode leg is, when another one computes the prompt
 
 
 class WorkBook:
@@ -52,6 +60,7 @@ class WorkBook:
     def __init__(self) -> None:
         self._active: dict[str, Active] = {}
         self._by_request: dict[tuple[str, str], str] = {}
+        self._awaited: Counter[str] = Counter()  # how many active requests wait for a decision's blocks
 
     def __len__(self) -> int:
         return len(self._active)
@@ -67,14 +76,24 @@ class WorkBook:
     def assign(self, active: Active) -> None:
         """Keep a request from now on."""
         self._active[active.decision_id] = active
+        if active.awaits:
+            self._awaited[active.awaits] += 1
         self._by_request[active.tenant, active.request_id] = active.decision_id
 
     def end(self, decision_id: str) -> Active | None:
         """Forget a request; return it, None when it was not active."""
         active = self._active.pop(decision_id, None)
+        if active is not None and active.awaits:
+            self._awaited[active.awaits] -= 1
+            if not self._awaited[active.awaits]:
+                del self._awaited[active.awaits]
         if active is not None and self._by_request.get((active.tenant, active.request_id)) == decision_id:
             del self._by_request[active.tenant, active.request_id]
         return active
+
+    def awaited(self, decision_id: str) -> bool:
+        """Whether an active request waits for the blocks of this one."""
+        return decision_id in self._awaited
 
     def expired(self, before_s: float) -> list[str]:
         """Decisions that were assigned before `before_s` (the book is in order of assignment)."""
@@ -92,3 +111,5 @@ class WorkBook:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         assert set(self._by_request.values()) <= set(self._active), "a request points at an ended decision"
+        waiting = Counter(active.awaits for active in self._active.values() if active.awaits)
+        assert waiting == self._awaited, "requests that wait are counted wrongly"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from mooncache.client.keys import count_keys
-from mooncache.conductor.config import KEYS_MAX
+from mooncache.conductor.config import KEYS_MAX, NAME_CHARS_MAX
 from mooncache.conductor.core.decisions import PoolState
+from mooncache.conductor.core.give_ups import GiveUp, GiveUpReason
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CallContext
@@ -14,7 +15,10 @@ async def handle(
     state: ConductorState, request: pb.FindBlocksRequest, context: CallContext
 ) -> pb.FindBlocksResponse:
     """Ask the pool; an answer in which not all nodes took part does not count. Raises InvalidArgument, TooLarge."""
-    count_keys(request.keys, KEYS_MAX)
+    count = count_keys(request.keys, KEYS_MAX)
+    node = request.store_node[:NAME_CHARS_MAX]
     found = await state.pool.match(request.keys)
     whole = found.state == PoolState.OK and not found.unreachable_nodes
+    if whole and node and found.blocks >= count > 0:
+        state.give_up_calls.start([GiveUp("", request.keys, 0, count, node, GiveUpReason.ELSEWHERE)])
     return pb.FindBlocksResponse(known=whole, leading_blocks=found.blocks)

@@ -30,6 +30,7 @@ async def handle(
     )
     instance = state.core.register(info, said, context.now_s, wishes)
     state.announce()
+    state.give_up()
     log.info(
         Event.INSTANCE_REGISTERED,
         instance_id=info.instance_id,

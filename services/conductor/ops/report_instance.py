@@ -42,6 +42,7 @@ async def handle(
         if update is CacheUpdate.GAP:
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
     state.announce()
+    state.give_up()
     return pb.ReportInstanceResponse(
         role=INSTANCE_ROLE_NUMBERS[instance.role],
         drain=instance.drain_wanted,

@@ -27,6 +27,7 @@ async def handle(
             _take_in(state, report, context.now_s)
         except errors.MooncacheError as error:
             wrong = wrong or error
+    state.give_up()
     if wrong is not None:
         raise wrong
     return pb.ReportProgressResponse()

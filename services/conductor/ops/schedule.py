@@ -21,6 +21,7 @@ async def handle(
     pool = await state.pool.match(scheduling_request.keys)
     now_s = state.clock.now_s()
     decision = state.core.schedule(scheduling_request, pool, now_s, state.clock.wall_s())
+    state.give_up()  # of a former plan for the same request
     response = answer(state, decision)
     if decision.choice.admitted and pool.blocks:
         state.hot.use(
@@ -57,6 +58,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     if not choice.admitted or not decision.decode:
         return response
     response.decode.instance_id = decision.decode
+    response.store_node = decision.store_node
     waits = choice.branch == Branch.WAIT
     ready_ms = _milliseconds(decision.ready_wait_s)
     if decision.prefill:

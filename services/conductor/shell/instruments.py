@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
 from mooncache.conductor.core.decisions import Decision
+from mooncache.conductor.core.differences import REASONS
+from mooncache.conductor.core.give_ups import GiveUp, GiveUpReason
 from mooncache.conductor.core.outcome import HandoverResult, Learned
 from mooncache.conductor.core.policy.types import Branch
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.kvcache.leg_hint import LegRole
 from mooncache.runtime.metrics import Metrics
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
@@ -31,6 +35,7 @@ class ConductorMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self.done = Done()
+        self._add_handovers(metrics)
         self.decisions = metrics.counter("decisions", "Scheduled requests by outcome.", ("reason",))
         self.branches = metrics.counter(
             "branches",
@@ -42,15 +47,6 @@ class ConductorMetrics:
         )
         self.observed_tokens = metrics.counter(
             "observed_tokens", "Prompt tokens by source, as engines reported them.", ("source",)
-        )
-        self.handovers = metrics.counter(
-            "handovers",
-            "Prefill legs whose blocks the decode leg waited for: landed, or missed (not in the pool in time).",
-            ("outcome",),
-        )
-        self.handovers_avoided = metrics.counter(
-            "handovers_avoided",
-            "Prompts computed by the decode instance because blocks of the same pair recently did not arrive.",
         )
         self.waits = metrics.counter(
             "in_flight_waits", "Requests that wait for blocks that another request computes."
@@ -93,10 +89,41 @@ class ConductorMetrics:
 
         for role in InstanceRole:
             self.role_switches.labels(role)  # there from the start: a first change is growth, not a new line
-        for outcome in (HandoverResult.LANDED, HandoverResult.MISSED):
-            self.handovers.labels(outcome)
         for kind in ("copy", "trim"):
             self.copy_orders.labels(kind, "ok")
+
+    def _add_handovers(self, metrics: Metrics) -> None:
+        """Whether blocks reach the leg that waits for them, and engines do what was planned."""
+        self.handovers = metrics.counter(
+            "handovers",
+            "Prefill legs whose blocks the decode leg waited for: landed, or missed (not in the pool in time).",
+            ("outcome",),
+        )
+        self.handovers_avoided = metrics.counter(
+            "handovers_avoided",
+            "Prompts computed by the decode instance because blocks of the same pair recently did not arrive.",
+        )
+        self.give_ups = metrics.counter(
+            "give_ups",
+            "Runs of blocks that will not come and were given up at the store nodes, by reason and outcome.",
+            ("reason", "outcome"),
+        )
+        self.ended_waits = metrics.counter("ended_waits", "Waits at store nodes that ended by that.")
+        self.compared_legs = metrics.counter(
+            "compared_legs", "Legs whose cache report was compared with the plan."
+        )
+        self.plan_differences = metrics.counter(
+            "plan_differences",
+            "What engines did otherwise than planned: computed, loaded or waited, and why.",
+            ("leg", "kind", "reason"),
+        )
+        for outcome in (HandoverResult.LANDED, HandoverResult.MISSED):
+            self.handovers.labels(outcome)
+        for reason in GiveUpReason:
+            self.give_ups.labels(reason, "ok")
+        for leg, (kind, reasons) in itertools.product(LegRole, REASONS.items()):
+            for why in reasons:
+                self.plan_differences.labels(leg, kind, why)
 
     def decided(self, decision: Decision, elapsed_s: float) -> None:
         """Count a decision."""
@@ -126,9 +153,17 @@ class ConductorMetrics:
             self.handovers.labels(learned.handover).inc()
         if learned.ttft_error:
             self.ttft_ratio.observe(learned.ttft_error)
+        self.compared_legs.inc(learned.legs_compared)
+        for each in learned.differences:
+            self.plan_differences.labels(each.leg, each.kind, each.reason).inc()
         self.observed_tokens.labels("local").inc(learned.local_tokens)
         self.observed_tokens.labels("pool").inc(learned.loaded_tokens)
         self.observed_tokens.labels("computed").inc(learned.computed_tokens)
+
+    def gave_up(self, each: GiveUp, outcome: str, ended: int) -> None:
+        """The store nodes were called about blocks that will not come, or could not be."""
+        self.give_ups.labels(each.reason, outcome).inc()
+        self.ended_waits.inc(ended)
 
     def switched(self, role: InstanceRole) -> None:
         """An instance was given another role by the load."""

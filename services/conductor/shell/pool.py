@@ -1,5 +1,5 @@
 """Asking the pool which leading blocks of a prompt it holds, within a short time and without ever failing a
-request.
+request; telling it which blocks will not come.
 
 The conductor asks the store nodes themselves (data plane, MATCH) through the SDK; see docs/decisions/0009.
 Without an answer blocks count as absent.
@@ -8,10 +8,13 @@ Without an answer blocks count as absent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from mooncache.client.aio import AsyncClient
+from mooncache.client.results import MatchResult, NodeView
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
+from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost, by_host
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
 from mooncache.runtime import tracing
@@ -22,6 +25,23 @@ MATCH_TIMEOUT_S = 0.05
 _CONNECT_TIMEOUT_S = 2.0
 _THREADS = 8
 _GRACE_S = 0.02
+GIVE_UP_TIMEOUT_S = 0.5
+
+
+class StoreClient(Protocol):
+    """The calls that the conductor makes; `AsyncClient` has them."""
+
+    def nodes(self) -> Sequence[NodeView]: ...
+
+    async def match(
+        self, keys: bytes, *, touch: bool = True, timeout_s: float | None = None
+    ) -> MatchResult: ...
+
+    async def give_up(
+        self, keys: bytes, *, node: str | None = None, timeout_s: float | None = None
+    ) -> int: ...
+
+    async def close(self) -> None: ...
 
 
 class PoolLookup:
@@ -32,13 +52,14 @@ class PoolLookup:
         config: Config,
         token: str,
         clock: Clock,
-        make_client: Callable[[], Awaitable[AsyncClient]] | None = None,
+        make_client: Callable[[], Awaitable[StoreClient]] | None = None,
     ) -> None:
         self._config = config
         self._token = token
         self._clock = clock
         self._make_client = make_client or self._connect
-        self._client: AsyncClient | None = None
+        self._client: StoreClient | None = None
+        self._by_host: tuple[Sequence[NodeView], NodesByHost] = ((), {})
 
     @property
     def connected(self) -> bool:
@@ -49,6 +70,16 @@ class PoolLookup:
     def node_count(self) -> int:
         """Store nodes that the cluster map names."""
         return len(self._client.nodes()) if self._client is not None else 0
+
+    @property
+    def nodes_by_host(self) -> NodesByHost:
+        """The store nodes through which instances of a host may hand over, as the cluster map has them now."""
+        nodes = self._client.nodes() if self._client is not None else ()
+        known, found = self._by_host
+        if nodes is not known:
+            found = by_host(nodes)
+            self._by_host = nodes, found
+        return found
 
     async def connect(self) -> bool:
         """Connect when there is no client yet; return whether one was made. Raises MooncacheError."""
@@ -80,7 +111,18 @@ class PoolLookup:
             state = PoolState.ABSENT
         if state == PoolState.OK and unreachable and not blocks:
             state = PoolState.TIMEOUT
-        return PoolAnswer(state, blocks, self._clock.now_s() - started_s, unreachable)
+        elapsed_s = self._clock.now_s() - started_s
+        return PoolAnswer(state, blocks, elapsed_s, unreachable, self.nodes_by_host)
+
+    async def give_up(self, keys: bytes, store_node: str = NO_NODE) -> int:
+        """End the waits for packed keys that will not come to a node, NO_NODE: to any; return how many ended.
+
+        Raises: MooncacheError, TimeoutError.
+        """
+        if self._client is None or not self._client.nodes():
+            return 0
+        async with asyncio.timeout(GIVE_UP_TIMEOUT_S + _GRACE_S):
+            return await self._client.give_up(keys, node=store_node or None, timeout_s=GIVE_UP_TIMEOUT_S)
 
     async def close(self) -> None:
         """Let go of the client."""

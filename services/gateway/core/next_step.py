@@ -98,5 +98,11 @@ def next_step(
 
 
 def _keeps_decode(old: RequestPlan, new: RequestPlan) -> bool:
-    """Whether the running decode leg may wait for the new prefill leg."""
-    return new.prefill is not None and new.decode.instance_id == old.decode.instance_id
+    """Whether the running decode leg may wait for the new prefill leg, whose blocks have to come where it waits."""
+    same = new.decode.instance_id == old.decode.instance_id and new.store_node == old.store_node
+    return new.prefill is not None and same
+
+
+def prefill_may_follow(end: LegEnd, attempts: Attempts, *, prefill_attempts: int) -> bool:
+    """Whether another prefill leg may compute the blocks of one that ended so; `attempts` does not count it yet."""
+    return end in (LegEnd.FAILED, LegEnd.DIED) and attempts.prefill_failures + 1 < prefill_attempts

@@ -39,6 +39,7 @@ class RequestPlan:
     decision_id: str = ""  # "": no conductor made it
     summary: str = ""
     hit_tokens: int = 0  # leading prompt tokens that a cache held when the plan was made
+    store_node: str = ""  # id of the pool's node through which the legs hand blocks over; "": any
 
 
 class WaitCut(StrEnum):

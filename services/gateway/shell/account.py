@@ -76,12 +76,20 @@ class Account:
         elapsed_s = (self.elapsed_ms() - sent[0].sent_ms) / 1e3
         return min(most, request.choices * paces.of_time(request.model, elapsed_s))
 
-    def report(self, phase: pb.RequestPhase, *legs: LegRecord, answer_is_whole: bool = False) -> None:
+    def report(
+        self,
+        phase: pb.RequestPhase,
+        *legs: LegRecord,
+        answer_is_whole: bool = False,
+        prefill_may_follow: bool = False,
+    ) -> None:
         """Tell the conductor."""
         self._send(
             phase,
             pb.ReportProgressRequest(
-                legs=[_leg_report(leg) for leg in legs], answer_is_whole=answer_is_whole
+                legs=[_leg_report(leg) for leg in legs],
+                answer_is_whole=answer_is_whole,
+                prefill_may_follow=prefill_may_follow,
             ),
         )
 

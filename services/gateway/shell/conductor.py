@@ -142,13 +142,19 @@ class Conductor:
                 ),
             )
 
-    async def find_blocks(self, keys: bytes) -> int | None:
-        """How many leading blocks of packed keys the pool has; None when the pool does not say. Never raises."""
+    async def find_blocks(self, keys: bytes, store_node: str) -> int | None:
+        """How many leading blocks of packed keys the pool has; None when the pool does not say. Never raises.
+
+        store_node: at which a leg waits for them. When the pool has all of them, that leg looks again.
+        """
         if self._clock.now_s() < self._avoid_until_s:
             return None
         try:
             response: pb.FindBlocksResponse = await self._link.call(
-                "FindBlocks", pb.FindBlocksRequest(keys=keys), pb.FindBlocksResponse, _SCHEDULE_TIMEOUT_S
+                "FindBlocks",
+                pb.FindBlocksRequest(keys=keys, store_node=store_node),
+                pb.FindBlocksResponse,
+                _SCHEDULE_TIMEOUT_S,
             )
         except MooncacheError as error:
             self._refused(error)
@@ -330,6 +336,7 @@ def plan_of(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = Fal
         decision_id=response.decision_id,
         summary=response.summary,
         hit_tokens=max(response.local_hit_tokens, response.pool_hit_tokens),
+        store_node=response.store_node,
     )
 
 

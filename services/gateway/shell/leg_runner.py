@@ -17,7 +17,15 @@ from mooncache.errors import EngineFailed, EngineUnavailable, MooncacheError
 from mooncache.gateway.core import body, faults
 from mooncache.gateway.core.body import Prepared, TokenizedPrompt
 from mooncache.gateway.core.faults import EndCode
-from mooncache.gateway.core.next_step import LegEnd, LegState, LegStep, end_of, next_step, wants_plan
+from mooncache.gateway.core.next_step import (
+    LegEnd,
+    LegState,
+    LegStep,
+    end_of,
+    next_step,
+    prefill_may_follow,
+    wants_plan,
+)
 from mooncache.gateway.core.plan import Handover, LegPlan, LegRecord, WaitCut, complete_tokens
 from mooncache.gateway.shell.account import Account
 from mooncache.gateway.shell.conductor import RequestPlanner
@@ -194,6 +202,7 @@ class LegRunner:
             wait_ms=wait_ms,
             public_tokens=public,
             public_salt=self._state.tokenizers.public_salt if public else "",
+            store_node=self._planner.plan.store_node if wait_tokens or role is LegRole.PREFILL else "",
             request_id=self._exchange.request_id,
         )
 
@@ -332,7 +341,8 @@ class LegRunner:
         if not self._handover.is_due(self._state.clock.now_s()):
             return
         blocks = self._handover.awaited_tokens // block_tokens
-        there = await self._state.conductor.find_blocks(self._tokenized.keys[: blocks * KEY_BYTES])
+        keys = self._tokenized.keys[: blocks * KEY_BYTES]
+        there = await self._state.conductor.find_blocks(keys, self._planner.plan.store_node)
         if there is None or there >= blocks or self.decode.state.has_ended:
             return
         self._wait_less(WaitCut.NOT_COME, replace(self._planner.plan.decode, wait_tokens=0, wait_ms=0))
@@ -382,9 +392,17 @@ class LegRunner:
         else:
             fault = error.fault if isinstance(error, faults.Refusal) else error
             self._account.end(record, getattr(fault, "name", EngineFailed.name))
-            self._account.report(pb.REQUEST_PHASE_PREFILL_FAILED, record)
+            self._account.report(
+                pb.REQUEST_PHASE_PREFILL_FAILED, record, prefill_may_follow=self._may_prefill_again(error)
+            )
         self.prefill.drop()
         return error
+
+    def _may_prefill_again(self, error: BaseException) -> bool:
+        """Whether another prefill leg may be sent after this one, for which a decode leg still waits."""
+        attempts, most = self._planner.attempts, self._settings.prefill_attempts
+        follows = prefill_may_follow(end_of(error), attempts, prefill_attempts=most)
+        return follows and not self.decode.state.has_ended
 
     def _legs(self) -> tuple[AnyLeg, ...]:
         return (self.decode, self.prefill)

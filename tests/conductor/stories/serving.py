@@ -10,14 +10,17 @@ import heapq
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from mooncache.client.keys import KEY_BYTES
+from mooncache.client.results import MapNodeState, NodeView
 from mooncache.conductor.core.decisions import (
     Decision,
     PoolAnswer,
     PoolState,
     SchedulingRequest,
 )
+from mooncache.conductor.core.handover_node import by_host
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
 from mooncache.conductor.core.policy.types import Branch, PrefillCost, Rules
 from mooncache.conductor.core.prefill_learner import PrefillLearner
@@ -60,6 +63,9 @@ class Serving:
         self.decisions: dict[str, Decision] = {}
         self.names: dict[str, str] = {}  # decision id -> the request's name here
         self.rebalances = False
+        self.hosts: dict[str, str] = {}  # instance -> its host
+        self.nodes: list[NodeView] = []  # the pool's
+        self.failed: set[str] = set()  # decisions whose engines do no longer what was expected
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._number = 0
         self._report()
@@ -86,8 +92,25 @@ class Serving:
                 kv_capacity_tokens=1_000_000,
                 max_model_tokens=200_000,
                 max_sequences=256,
+                host_id=self.hosts.get(name, ""),
             )
             self.core.register(info, InstanceState.READY, self.now_s)
+
+    def do_host(self, host: str, _runs: str, *names: str) -> None:
+        """host h1 runs d1 node1: instances that come later, and nodes of the pool (their names begin with "node")."""
+        for name in names:
+            if name.startswith("node"):
+                self.nodes.append(
+                    NodeView(len(self.nodes), name, host, 1, MapNodeState.ACTIVE, "127.0.0.1", 1, "")
+                )
+            self.hosts[name] = host
+
+    def do_drain(self, name: str) -> None:
+        """A node of the pool takes no new blocks from now on."""
+        self.nodes = [
+            replace(node, state=MapNodeState.DRAINING) if node.node_id == name else node
+            for node in self.nodes
+        ]
 
     def do_prompt(self, name: str, _begins: str, _like: str, other: str, _for: str, tokens: str) -> None:
         """prompt B begins like A for 8000: they share so many leading tokens."""
@@ -107,7 +130,8 @@ class Serving:
 
     def do_request(self, name: str, prompt: str, tokens: str, **more: str) -> str:
         """request R PROMPT 10000 [ttft=S] [tbt=S] [answer=S] [avoid=P] [tenant=T] [priority=N]: a request arrives."""
-        return f"{name}: {self._said(self._request(name, prompt, count(tokens), **more))}"
+        text = f"{name}: {self._said(self._request(name, prompt, count(tokens), **more))}"
+        return "\n".join(filter(None, (text, self._given_up())))
 
     def do_load(self, prompts: str, tokens: str, duration: str, **more: str) -> str:
         """load 2/s 20000 60s [begins=PROMPT]: so many prompts a second, new but for the beginning."""
@@ -122,6 +146,20 @@ class Serving:
             refused += not self._request(name, name, count(tokens), **more).choice.admitted
             self._pass(every_s)
         return f"{sent} sent, {refused} refused"
+
+    def do_fail(self, name: str, **more: str) -> str:
+        """fail R [again=yes]: the prefill leg of a request fails; its gateway may ask for another plan."""
+        self.failed.add(self.decisions[name].decision_id)
+        report = ProgressReport(Phase.PREFILL_FAILED, prefill_may_follow=more.get("again") == "yes")
+        self.core.report_progress(self.decisions[name].decision_id, report, self.now_s)
+        return self._given_up() or "nothing is given up"
+
+    def do_disconnect(self, name: str) -> str:
+        """The client of a request goes away."""
+        self.failed.add(self.decisions[name].decision_id)
+        report = ProgressReport(Phase.ABORTED)
+        self.core.report_progress(self.decisions[name].decision_id, report, self.now_s)
+        return self._given_up() or "nothing is given up"
 
     def do_wait(self, duration: str) -> None:
         """Time passes; engines do what was expected of them and report."""
@@ -165,6 +203,15 @@ class Serving:
 
     # --- helpers
 
+    def _given_up(self) -> str:
+        """Return what the store nodes are asked to give up now."""
+        rows = []
+        for each in self.core.take_give_ups(self.now_s):
+            tokens = f"tokens {each.begin * BLOCK_TOKENS} to {each.end * BLOCK_TOKENS}"
+            where = each.store_node or "any node"
+            rows.append((self.names[each.decision_id], tokens, f"will not come to {where}: {each.reason}"))
+        return table(rows)
+
     def _request(self, name: str, prompt: str, tokens: int, **more: str) -> Decision:
         answer_s = in_seconds(more.pop("answer", "1s"))
         keys = self._keys(prompt, tokens)
@@ -178,12 +225,16 @@ class Serving:
             ttft_slo_s=in_seconds(more.pop("ttft", "0s")),
             tbt_slo_s=in_seconds(more.pop("tbt", "0s")),
             exclude=frozenset(filter(None, more.pop("avoid", "").split(","))),
+            attempt=int(more.pop("attempt", "1")),
         )
         if more:
             raise TypeError(f"a request has no {', '.join(more)}")
         blocks = self._in_pool(keys)
         decision = self.decisions[name] = self.core.schedule(
-            request, PoolAnswer(PoolState.OK, blocks), self.now_s, self.now_s
+            request,
+            PoolAnswer(PoolState.OK, blocks, nodes=by_host(self.nodes)),
+            self.now_s,
+            self.now_s,
         )
         self.names[decision.decision_id] = name
         if decision.choice.admitted:
@@ -197,12 +248,14 @@ class Serving:
         choice = decision.choice
         computed_s, first_s = self.now_s + choice.total_s, self.now_s + choice.ttft_s
 
-        def tell(phase: Phase) -> Callable[[], object]:
-            return lambda: self.core.report_progress(
-                decision.decision_id, ProgressReport(phase, output_tokens=20), self.now_s
-            )
+        def unless_failed(event: Callable[[], object]) -> Callable[[], object]:
+            return lambda: None if decision.decision_id in self.failed else event()
 
-        self._at(computed_s, lambda: self._hold(decision.prefiller, keys))
+        def tell(phase: Phase) -> Callable[[], object]:
+            report = ProgressReport(phase, output_tokens=20)
+            return unless_failed(lambda: self.core.report_progress(decision.decision_id, report, self.now_s))
+
+        self._at(computed_s, unless_failed(lambda: self._hold(decision.prefiller, keys)))
         if decision.prefill:
             self._at(computed_s, tell(Phase.PREFILLED))
         self._at(first_s, tell(Phase.FIRST_TOKEN))
@@ -287,7 +340,8 @@ class Serving:
             if decision.prefill
             else f"{decision.decode} alone"
         )
-        return f"{who}; {', '.join(there)}; first token in {choice.ttft_s:.2f} s"
+        through = f"; through {decision.store_node}" if decision.store_node else ""
+        return f"{who}; {', '.join(there)}; first token in {choice.ttft_s:.2f} s{through}"
 
 
 def count(tokens: str) -> int:
