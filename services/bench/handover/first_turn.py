@@ -10,7 +10,7 @@ import asyncio
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -19,7 +19,7 @@ from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import EngineKind
-from mooncache.errors import EngineFailed, MooncacheError
+from mooncache.errors import EngineFailed
 from mooncache.reporting.rows import Row, bar_row
 
 _CALL_S: Final = 300.0
@@ -28,8 +28,9 @@ _ROUNDS: Final = 5
 _BARS: Final = {1000: 1.5, 4000: 1.2}
 _HIDDEN_BAR: Final = 0.8
 _HIDDEN_TOKENS: Final = 4000
-_WORDS_EACH: Final = 40
+_TOKENS_EACH: Final = 24
 _SETTLE_S: Final = 0.3
+_OTHER_PROMPTS: Final = 1000
 
 
 def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
@@ -68,7 +69,7 @@ async def _rows(
                     continue
                 one.append(first)
                 two.append(second)
-                share = await _hidden(apart, second.decision)
+                share = await _hidden(session, apart, _prompt(tokens, number + _OTHER_PROMPTS))
                 if share is not None:
                     hidden.append(share)
             length = f"first turn, {one[0].prompt_tokens} prompt tokens"
@@ -101,29 +102,35 @@ async def _rows(
 def _prompt(tokens: int, number: int) -> str:
     """Text of about so many tokens that no other round has."""
     sentence = f"Round {number} of {tokens}: " + " ".join(f"w{number + index}" for index in range(8)) + ". "
-    return sentence * max(1, tokens // _WORDS_EACH)
+    return sentence * max(1, tokens // _TOKENS_EACH)
+
+
+def _body(text: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "bench", "messages": messages, "max_tokens": 8, "temperature": 0}
 
 
 async def _served(session: aiohttp.ClientSession, cluster: EmbeddedCluster, text: str) -> ChatReply:
-    body = {
-        "model": "bench",
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": 8,
-        "temperature": 0,
-    }
-    reply = await ask(session, cluster.layout.gateway_url, demo_key(cluster), body, _CALL_S)
+    reply = await ask(session, cluster.layout.gateway_url, demo_key(cluster), _body(text), _CALL_S)
     if reply.error:
         raise EngineFailed(f"A request failed: {reply.error}")
     return reply
 
 
-async def _hidden(cluster: EmbeddedCluster, decision: str) -> float | None:
-    """Share of the decode leg's loading that went on while it waited; None when nothing was loaded."""
+async def _hidden(session: aiohttp.ClientSession, cluster: EmbeddedCluster, text: str) -> float | None:
+    """Share of the decode leg's loading that went on while it waited; None when it did not load or did not say.
+
+    vLLM adds a cache report to whole answers alone, so this is a request of its own.
+    """
+    body = {**_body(text), "stream": False}
+    headers = {"Authorization": f"Bearer {demo_key(cluster)}"}
+    url = f"{cluster.layout.gateway_url}/v1/chat/completions"
+    timeout = aiohttp.ClientTimeout(total=_CALL_S)
+    async with session.post(url, json=body, headers=headers, timeout=timeout) as response:
+        await response.read()
+        decision = response.headers.get("x-mooncache-decision", "")
     await asyncio.sleep(_SETTLE_S)  # the last report of a request follows its answer
-    try:
-        cache = cache_reports(await decision_of(cluster, decision)).get("decode")
-    except MooncacheError:
-        return None
+    cache = cache_reports(await decision_of(cluster, decision)).get("decode")
     if not cache or not cache.get("load_ms"):
         return None
     return min(1.0, float(cache.get("hidden_ms", 0.0)) / float(cache["load_ms"]))
