@@ -55,7 +55,7 @@ class ConductorSection(Section):
     """Minimum time for blocks to reach the pool after their prefill; it grows with the times observed."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)
     """A request whose end is never reported is dropped after this time."""
-    rebalance_roles: bool = False
+    rebalance_roles: bool = True
     """Let instances change between prefill and decode with the load; roles that an operator set are left alone."""
     replicate_bytes_per_s: SizeBytes = Field(default=256 << 20, ge=0)
     """Limit on copying hot prefixes to further store nodes, in bytes per second; 0 copies none."""

@@ -84,6 +84,6 @@ def test_the_status_counts_refusals_by_reason_and_roles_as_they_are(tmp_path: Pa
         role = pb.SetInstanceRequest(instance_id="d", role=pb.INSTANCE_ROLE_BOTH)
         await c.call("SetInstance", role)
         assert dict((await _status(c)).roles) == {"prefill": 1, "both": 1}
-        assert (status.admission, status.rebalance_roles, status.copied_prefix_count) == (True, False, 0)
+        assert (status.admission, status.rebalance_roles, status.copied_prefix_count) == (True, True, 0)
 
     serve(tmp_path, scenario)
