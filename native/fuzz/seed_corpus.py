@@ -77,6 +77,7 @@ SEEDS: list[tuple[str, bytes]] = [
     ("segment_infos", counted(struct.pack("<IIQ", 0, 0, 1 << 20))),
     ("rdma_addresses", counted(struct.pack("<HHBBBBII", 0, 0, 2, 5, 16, 0, 17, 99) + KEY[:16])),
     ("exposures", counted(struct.pack("<HHIQ8I", 0, 0, 0, 512, *range(8)))),
+    ("reserved_ranges", counted(struct.pack("<Q", 5) + RANGE, struct.pack("<Q", 6) + RANGE)),
 ]
 
 STREAM = frame(20, b"") + frame(4, counted(KEY + struct.pack("<QQ", 0, 4096))) + frame(20, b"")

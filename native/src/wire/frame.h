@@ -63,6 +63,8 @@ enum Flags : uint16_t {
   kFlagTouch = 1u << 2,    // MATCH: counts as a use for eviction
   kFlagVerify = 1u << 3,   // GET: check the whole block first, also when no byte of it is asked for
   kFlagExpose = 1u << 4,   // LOOKUP, RESERVE: behind the results, how RDMA reaches each extent
+  kFlagSeveral =
+      1u << 6,  // WRITE: ranges of several reservations, each with its own (capability kWritesSeveral)
 };
 
 struct FrameHeader {
