@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from mooncache.client.aio import AsyncClient
     from mooncache.client.options import ConnectSettings
     from mooncache.client.registered import RegisteredBuffer
-    from mooncache.client.reservation import AsyncReservation, Reservation
+    from mooncache.client.reservation import (
+        AsyncReservation,
+        AsyncReservationBatch,
+        Reservation,
+        ReservationBatch,
+    )
     from mooncache.client.results import (
         BatchResult,
         BlockEntry,
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient",
     "AsyncReservation",
+    "AsyncReservationBatch",
     "BatchResult",
     "BlockEntry",
     "BlockStat",
@@ -57,6 +63,7 @@ __all__ = [
     "PutResult",
     "RegisteredBuffer",
     "Reservation",
+    "ReservationBatch",
     "__version__",
     "connect",
     "connect_async",
@@ -70,6 +77,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 _HOMES = {
     "AsyncClient": "mooncache.client.aio",
     "AsyncReservation": "mooncache.client.reservation",
+    "AsyncReservationBatch": "mooncache.client.reservation",
     "BatchResult": "mooncache.client.results",
     "BlockEntry": "mooncache.client.results",
     "BlockStat": "mooncache.client.results",
@@ -84,6 +92,7 @@ _HOMES = {
     "PutResult": "mooncache.client.results",
     "RegisteredBuffer": "mooncache.client.registered",
     "Reservation": "mooncache.client.reservation",
+    "ReservationBatch": "mooncache.client.reservation",
 }
 
 

@@ -232,6 +232,10 @@ class ClusterView:
     leader: str = ""
     nodes: tuple[NodeView, ...] = field(default_factory=tuple)
 
+    def node_index(self, node_id: str) -> int | None:
+        """Index of the node with this name; None when the map does not list it."""
+        return next((node.index for node in self.nodes if node.node_id == node_id), None)
+
     def node_name(self, index: int | None) -> str:
         """Name of the node with this index; empty when the map does not list it."""
         for node in self.nodes:

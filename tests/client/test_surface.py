@@ -13,6 +13,7 @@ from mooncache.client.sync import Client
 TOP_LEVEL = {
     "AsyncClient",
     "AsyncReservation",
+    "AsyncReservationBatch",
     "BatchResult",
     "BlockEntry",
     "BlockStat",
@@ -27,6 +28,7 @@ TOP_LEVEL = {
     "PutResult",
     "RegisteredBuffer",
     "Reservation",
+    "ReservationBatch",
     "__version__",
     "connect",
     "connect_async",
@@ -57,6 +59,7 @@ METHODS = {
     "remove",
     "remove_many",
     "reserve",
+    "reserve_many",
     "stat",
     "stat_many",
     "stats",
