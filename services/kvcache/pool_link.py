@@ -24,7 +24,7 @@ from mooncache.runtime.logs import Event, get_logger
 if TYPE_CHECKING:
     from mooncache.client.buffers import Buffer
     from mooncache.client.keys import Key
-    from mooncache.client.reservation import Reservation
+    from mooncache.client.reservation import ReservationBatch
     from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
 
 _log = get_logger(__name__)
@@ -59,7 +59,9 @@ class PoolClient(Protocol):
         self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
     ) -> MatchResult: ...
 
-    def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> Reservation: ...
+    def reserve_many(
+        self, keys: Iterable[Key], block_bytes: int, *, timeout_s: float | None = None
+    ) -> ReservationBatch: ...
 
     def nodes(self) -> Sequence[NodeView]: ...
 
