@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from mooncache.client.aio import AsyncClient
     from mooncache.client.options import ConnectSettings
     from mooncache.client.registered import RegisteredBuffer
-    from mooncache.client.reservation import AsyncReservation, Reservation
+    from mooncache.client.reservation import (
+        AsyncReservation,
+        AsyncReservationBatch,
+        Reservation,
+        ReservationBatch,
+    )
     from mooncache.client.results import (
         BatchResult,
         BlockEntry,
@@ -47,6 +52,7 @@ __all__ = [
     "AsyncBlockWatch",
     "AsyncClient",
     "AsyncReservation",
+    "AsyncReservationBatch",
     "BatchResult",
     "BlockEntry",
     "BlockStat",
@@ -62,6 +68,7 @@ __all__ = [
     "PutResult",
     "RegisteredBuffer",
     "Reservation",
+    "ReservationBatch",
     "WatchNews",
     "WatchState",
     "__version__",
@@ -78,6 +85,7 @@ _HOMES = {
     "AsyncBlockWatch": "mooncache.client.watch",
     "AsyncClient": "mooncache.client.aio",
     "AsyncReservation": "mooncache.client.reservation",
+    "AsyncReservationBatch": "mooncache.client.reservation",
     "BatchResult": "mooncache.client.results",
     "BlockEntry": "mooncache.client.results",
     "BlockStat": "mooncache.client.results",
@@ -93,6 +101,7 @@ _HOMES = {
     "PutResult": "mooncache.client.results",
     "RegisteredBuffer": "mooncache.client.registered",
     "Reservation": "mooncache.client.reservation",
+    "ReservationBatch": "mooncache.client.reservation",
     "WatchNews": "mooncache.client.results",
     "WatchState": "mooncache.client.results",
 }

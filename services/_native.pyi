@@ -238,6 +238,33 @@ class Reservation:
     @property
     def node_index(self) -> int: ...
 
+class ReservationBatch:
+    """
+    Space for blocks of one size, filled range by range. Calls answer a code for each block.
+    """
+
+    def write(self, offset: int, sources: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
+        """
+        For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> codes
+        """
+
+    def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
+        """Make the blocks visible of which every byte was written -> codes"""
+
+    def abort(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def codes(self) -> list[int]:
+        """0 for blocks that can be written"""
+
+    @property
+    def nodes(self) -> list[int | None]: ...
+
 def place(key: object, nodes: list, host_id: str, count: int) -> list[int]:
     """Positions of the nodes for a block, best first."""
 
@@ -317,6 +344,8 @@ class Client:
         """-> round trip in seconds"""
 
     def reserve(self, key: object, size_bytes: int, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> Reservation: ...
+
+    def reserve_many(self, keys: object, block_bytes: int, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None) -> ReservationBatch: ...
 
     def unlocated(self, keys: object) -> list[int]:
         """Positions of keys that only the directory can locate."""

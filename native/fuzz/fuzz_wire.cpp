@@ -85,6 +85,10 @@ void lengths(Bytes bytes) {
     const auto total = wire::payload_bytes(std::span<const wire::WriteRange>(write->ranges));
     require(!total || *total <= wire::kMaxPayloadBytes);
   }
+  if (const auto write = wire::decode_all_items<wire::ReservedRange>(bytes)) {
+    const auto total = wire::payload_bytes(std::span<const wire::ReservedRange>(*write));
+    require(!total || *total <= wire::kMaxPayloadBytes);
+  }
   Reader reader(bytes);
   if (const auto get = wire::decode_items<wire::GetResult>(reader)) {
     const auto total = wire::payload_bytes(std::span<const wire::GetResult>(*get));
@@ -182,6 +186,7 @@ constexpr Target kTargets[] = {
     items<wire::Exposure>,
     request<wire::WaitRequest>,
     wait_news,
+    items<wire::ReservedRange>,
 };
 
 }  // namespace

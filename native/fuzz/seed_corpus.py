@@ -79,6 +79,7 @@ SEEDS: list[tuple[str, bytes]] = [
     ("exposures", counted(struct.pack("<HHIQ8I", 0, 0, 0, 512, *range(8)))),
     ("wait_request", struct.pack("<II", 5000, 20) + counted(KEY, KEY)),
     ("wait_news", struct.pack("<HI", 9, 1) + counted(struct.pack("<I", 0), struct.pack("<I", 8))),
+    ("reserved_ranges", counted(struct.pack("<Q", 5) + RANGE, struct.pack("<Q", 6) + RANGE)),
 ]
 
 STREAM = frame(20, b"") + frame(4, counted(KEY + struct.pack("<QQ", 0, 4096))) + frame(20, b"")

@@ -1,4 +1,4 @@
-// Client, CancelToken and Reservation for Python. Arguments become slices, the GIL is released for the call,
+// Client and CancelToken for Python. Arguments become slices, the GIL is released for the call,
 // the answers become plain tuples and lists.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -33,9 +33,6 @@ bool signal_raised() {
   return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
-// The client's connect timeout ends it sooner.
-constexpr double kAbortTimeoutS = 30.0;
-
 }  // namespace
 
 CallOptions to_options(double timeout_s, const CancelToken* cancel, std::optional<uint32_t> node) {
@@ -58,10 +55,6 @@ using BlockPage = nb::typed<nb::tuple, uint64_t, nb::typed<nb::list, ListedEntry
 using BytesOrCodes = nb::typed<nb::list, std::variant<nb::bytes, int>>;
 using Positions = nb::typed<nb::list, uint32_t>;
 using Transports = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str, nb::str>>;
-
-nb::object node_or_none(uint32_t index) {
-  return index == kNoNode ? nb::none() : nb::cast(index);
-}
 
 }  // namespace
 
@@ -339,38 +332,6 @@ BlockPage list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t l
   return nb::make_tuple(page.next_cursor, blocks);
 }
 
-void write_range(BlockReservation& reservation, uint64_t offset, nb::handle source, double timeout_s,
-                 const CancelToken* cancel) {
-  const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-  Buffers buffers;
-  std::vector<ConstSlice> slices;
-  add_slices(buffers, source, false, slices);
-  check(interruptible([&] { return reservation.write(offset, slices, options); }));
-}
-
-void bind_reservation(nb::module_& m) {
-  nb::class_<BlockReservation>(
-      m, "Reservation",
-      "Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).")
-      .def("write", &write_range, nb::arg("offset"), nb::arg("source"), nb::arg("timeout_s") = 30.0,
-           nb::arg("cancel").none() = nb::none(), "Write a buffer, or a list of buffers, at a byte offset.")
-      .def(
-          "commit",
-          [](BlockReservation& reservation, double timeout_s, const CancelToken* cancel) {
-            const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
-            check(interruptible([&] { return reservation.commit(options); }));
-          },
-          nb::arg("timeout_s") = 30.0, nb::arg("cancel").none() = nb::none(),
-          "Make the block visible; every byte must be written.")
-      .def("abort",
-           [](BlockReservation& reservation) {
-             const CallOptions options = to_options(kAbortTimeoutS, nullptr, std::nullopt);
-             check(interruptible([&] { return reservation.abort(options); }));
-           })
-      .def_prop_ro("size_bytes", &BlockReservation::size)
-      .def_prop_ro("node_index", &BlockReservation::node_index);
-}
-
 void bind_control(nb::class_<Client>& c) {
   const auto timeout = nb::arg("timeout_s") = 30.0;
   const auto cancel = nb::arg("cancel").none() = nb::none();
@@ -500,7 +461,6 @@ void bind_client(nb::module_& m) {
       .def(nb::init<>())
       .def("cancel", &CancelToken::cancel)
       .def_prop_ro("cancelled", &CancelToken::cancelled);
-  bind_reservation(m);
   m.def(
       "place",
       [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) -> Positions {
@@ -531,16 +491,7 @@ void bind_client(nb::module_& m) {
   bind_buffers(m, c);
   bind_watch(m, c);
   bind_control(c);
-  c.def(
-      "reserve",
-      [](Client& client, nb::handle key, uint64_t size, double timeout_s, const CancelToken* token,
-         std::optional<uint32_t> on) {
-        const auto keys = to_keys(key);
-        if (keys.size() != 1) refuse("one key of 32 bytes is needed");
-        const CallOptions options = to_options(timeout_s, token, on);
-        return value_or_raise(interruptible([&] { return client.reserve(keys[0], size, options); }));
-      },
-      nb::arg("key"), nb::arg("size_bytes"), nb::arg("timeout_s") = 30.0, cancel, node);
+  bind_reservations(m, c);
   c.def(
       "unlocated",
       [](Client& client, nb::handle keys) -> Positions {

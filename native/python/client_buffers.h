@@ -1,4 +1,4 @@
-// What bind_client.cpp needs of bind_buffers.cpp.
+// What bind_client.cpp, bind_buffers.cpp and bind_reservation.cpp need of each other.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -36,10 +36,14 @@ using PutAnswers = nanobind::typed<nanobind::list, nanobind::typed<nanobind::tup
 using GetAnswers =
     nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, int, uint64_t, NodeIndex>>;
 
+inline nanobind::object node_or_none(uint32_t index) {
+  return index == kNoNode ? nanobind::none() : nanobind::cast(index);
+}
 PutAnswers answers(std::span<const PutOutcome> outcomes);
 GetAnswers answers(std::span<const GetOutcome> outcomes);
 
 void bind_buffers(nanobind::module_& m, nanobind::class_<Client>& client);
 void bind_watch(nanobind::module_& m, nanobind::class_<Client>& client);
+void bind_reservations(nanobind::module_& m, nanobind::class_<Client>& client);
 
 }  // namespace mooncache::python

@@ -44,6 +44,7 @@ _BENCHMARKS = {  # not imported before one of them runs; the lists say this of t
     "conductor": "How long a decision takes, alone and as a whole call.",
     "serving": "A whole cluster on this machine: gateway, conductor, engines, pool.",
     "gateway": "What a gateway adds: time to the first token, tokenising, requests and events per second.",
+    "handover": "How KV gets from the engine that computes it to the engine that needs it.",
     "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
     "sound": "What one slow, stopped or overloaded part costs the others.",
     "transfer": "Measure what the transports move between two processes or hosts, beside each wire's own tool.",

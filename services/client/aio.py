@@ -21,7 +21,7 @@ from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
-from mooncache.client.reservation import AsyncReservation
+from mooncache.client.reservation import AsyncReservation, AsyncReservationBatch
 from mooncache.client.sync import _missed, _raise_single
 from mooncache.client.watch import AsyncBlockWatch
 from mooncache.config import Config
@@ -214,6 +214,20 @@ class AsyncClient:
             lambda token: self._engine.reserve(key, size_bytes, timeout_s, token)
         )
         return AsyncReservation(native, self._options.timeout_s, size_bytes, self._run)
+
+    async def reserve_many(
+        self,
+        keys: Iterable[Key],
+        block_bytes: int,
+        *,
+        prefer_node: str | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncReservationBatch:
+        """Reserve space for blocks of one size, as `Client.reserve_many`."""
+        native = await self._run_cancellable(
+            lambda token: self._engine.reserve_many(keys, block_bytes, prefer_node, timeout_s, token)
+        )
+        return AsyncReservationBatch(native, self._options.timeout_s, lambda: self._engine.view, self._run)
 
     # --- questions -------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument, NotFoun
 from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
-    from mooncache._native import CancelToken, Reservation
+    from mooncache._native import CancelToken, Reservation, ReservationBatch
     from mooncache._native import Client as NativeClient
 
 T = TypeVar("T")
@@ -339,6 +339,20 @@ class ClientCore:
         block_key = to_block_key(key)
         check_count("size_bytes", size_bytes, 1, 1 << 62)
         return call_native(self._core().reserve, block_key, size_bytes, self._timeout(timeout_s), cancel)
+
+    def reserve_many(
+        self,
+        keys: Iterable[Key],
+        block_bytes: int,
+        prefer_node: str | None,
+        timeout_s: float | None,
+        cancel: CancelToken | None = None,
+    ) -> ReservationBatch:
+        block_keys = self._batch(keys)
+        check_count("block_bytes", block_bytes, 1, 1 << 62)
+        prefer = None if prefer_node is None else self._view.node_index(prefer_node)
+        call, limit_s = self._core().reserve_many, self._timeout(timeout_s)
+        return call_native(call, block_keys, block_bytes, limit_s, cancel, prefer_node=prefer)
 
     # --- questions -------------------------------------------------------------------------------------------
 

@@ -1,18 +1,28 @@
-"""A block that is written range by range: invisible until its commit, gone with the connection that made it."""
+"""Blocks that are written range by range: invisible until their commit, gone with the connection that made them.
+
+One block (`Reservation`) or many of one size (`ReservationBatch`), which are written and committed in one call.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mooncache.client.buffers import Buffer, to_host_source
 from mooncache.client.native_call import call_native
-from mooncache.errors import Closed, InvalidArgument
+from mooncache.client.results import BatchResult, ClusterView, PutResult
+from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument
 
 if TYPE_CHECKING:
     from mooncache._native import Reservation as NativeReservation
+    from mooncache._native import ReservationBatch as NativeBatch
+
+
+def _check_offset(offset: int, size_bytes: int) -> None:
+    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < size_bytes:
+        raise InvalidArgument(f"offset must be between 0 and {size_bytes - 1}; got {offset!r}.")
 
 
 class _Core:
@@ -37,8 +47,7 @@ class _Core:
     def _write(self, offset: int, data: Buffer, timeout_s: float | None) -> None:
         if self._finished:
             raise Closed("The reservation is finished. Reserve again.")
-        if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < self._size_bytes:
-            raise InvalidArgument(f"offset must be between 0 and {self._size_bytes - 1}; got {offset!r}.")
+        _check_offset(offset, self._size_bytes)
         call_native(self._native.write, offset, to_host_source(data), timeout_s or self._timeout_s)
 
     def _commit(self, timeout_s: float | None) -> None:
@@ -131,3 +140,109 @@ class AsyncReservation(_Core):
             await asyncio.shield(self.abort())
         elif not self.finished:
             await self.commit()
+
+
+class _BatchCore:
+    """What both batches of reservations share."""
+
+    def __init__(self, native: NativeBatch, timeout_s: float, view: Callable[[], ClusterView]) -> None:
+        self._native = native
+        self._timeout_s = timeout_s
+        self._view = view
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    @property
+    def block_bytes(self) -> int:
+        """Size of each block."""
+        return self._native.block_bytes
+
+    @property
+    def codes(self) -> tuple[int, ...]:
+        """For each block 0 while it can be written, else why not: what refused it (ALREADY_EXISTS, NO_SPACE, ...),
+        or CLOSED and CONNECTION_LOST once it has ended."""
+        return tuple(self._native.codes)
+
+    def _write(self, offset: int, values: Sequence[Buffer | None], timeout_s: float | None) -> BatchResult:
+        _check_offset(offset, self.block_bytes)
+        if len(values) != len(self):
+            raise InvalidArgument(f"As many values as blocks are needed; got {len(values)} for {len(self)}.")
+        sources = [() if value is None else to_host_source(value) for value in values]
+        return BatchResult(
+            tuple(call_native(self._native.write, offset, sources, timeout_s or self._timeout_s))
+        )
+
+    def _commit(self, timeout_s: float | None) -> PutResult:
+        found = call_native(self._native.commit, timeout_s or self._timeout_s)
+        return PutResult(
+            tuple(OK if code == AlreadyExists.code else code for code in found),
+            tuple(code == OK for code in found),
+            tuple(map(self._view().node_name, self._native.nodes)),
+        )
+
+    def _abort(self) -> None:
+        call_native(self._native.abort)
+
+
+class ReservationBatch(_BatchCore):
+    """Made by `Client.reserve_many`: blocks of one size, written and committed many in one call.
+
+    What fails for one block ends that block only. Dropping the batch gives the space of what is open back.
+
+    batch = client.reserve_many(keys, len(layers) * n)
+    for number, layer in enumerate(layers):
+        batch.write(number * n, [layer[i] for i in range(len(keys))])
+    batch.commit()
+    """
+
+    def write(
+        self, offset: int, values: Sequence[Buffer | None], *, timeout_s: float | None = None
+    ) -> BatchResult:
+        """Write `values[i]` (buffer, list of buffers, or None for nothing) at byte `offset` of block i.
+
+        Ranges of a block must not overlap. The result has a code for each block: 0, or why it is not open (see
+        `codes`), or what ended it now.
+
+        Raises:
+            InvalidArgument: outside of the blocks, or overlapping; nothing was written.
+        """
+        return self._write(offset, values, timeout_s)
+
+    def commit(self, *, timeout_s: float | None = None) -> PutResult:
+        """Make the blocks visible. One code for each; INCOMPLETE where a range was never written."""
+        return self._commit(timeout_s)
+
+    def abort(self) -> None:
+        """Give the space of all open blocks back. Harmless when none is."""
+        self._abort()
+
+
+class AsyncReservationBatch(_BatchCore):
+    """Made by `AsyncClient.reserve_many`; the asyncio twin of `ReservationBatch`."""
+
+    def __init__(
+        self,
+        native: NativeBatch,
+        timeout_s: float,
+        view: Callable[[], ClusterView],
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        super().__init__(native, timeout_s, view)
+        self._run = run
+
+    async def write(
+        self, offset: int, values: Sequence[Buffer | None], *, timeout_s: float | None = None
+    ) -> BatchResult:
+        """Write a range of many blocks, as `ReservationBatch.write`."""
+        result: BatchResult = await self._run(lambda: self._write(offset, values, timeout_s))
+        return result
+
+    async def commit(self, *, timeout_s: float | None = None) -> PutResult:
+        """Make the blocks visible, as `ReservationBatch.commit`."""
+        result: PutResult = await self._run(lambda: self._commit(timeout_s))
+        return result
+
+    async def abort(self) -> None:
+        """Give the space of all open blocks back. Harmless when none is."""
+        await self._run(self._abort)

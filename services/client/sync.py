@@ -18,7 +18,7 @@ from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
-from mooncache.client.reservation import Reservation
+from mooncache.client.reservation import Reservation, ReservationBatch
 from mooncache.client.watch import BlockWatch
 from mooncache.errors import OK, BufferTooSmall, ChecksumMismatch, NotFound, error_for
 
@@ -234,6 +234,25 @@ class Client:
         return Reservation(
             self._engine.reserve(key, size_bytes, timeout_s), self._options.timeout_s, size_bytes
         )
+
+    def reserve_many(
+        self,
+        keys: Iterable[Key],
+        block_bytes: int,
+        *,
+        prefer_node: str | None = None,
+        timeout_s: float | None = None,
+    ) -> ReservationBatch:
+        """Space for blocks of one size that will be written range by range, many in one call; see `ReservationBatch`.
+
+        Each goes to the node that a put would choose; `prefer_node` is the node_id of one that comes first where it
+        takes new blocks. What was refused has its code in `.codes`, and nothing is raised for single blocks.
+
+        Raises:
+            InvalidArgument, TooLarge, NoNodes: nothing was reserved.
+        """
+        native = self._engine.reserve_many(keys, block_bytes, prefer_node, timeout_s)
+        return ReservationBatch(native, self._options.timeout_s, lambda: self._engine.view)
 
     # --- questions -------------------------------------------------------------------------------------------
 

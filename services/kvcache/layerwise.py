@@ -1,9 +1,9 @@
 """Saving blocks layer by layer while the engine computes the next layer.
 
-Idea: a block is reserved in the pool when its first layer is done, each layer's ranges are written as they come, and
-the commit follows the last one. No reader sees the block before that. Layers for which the engine's hook did not fire
-are written at the end, so the result is the same whether hooks fire or not. One thread does it in order; its queue is
-bounded by the bytes of the blocks in it.
+Idea: the blocks of a step are reserved in the pool when their first layer is done, each layer of all of them is written
+in one call as it comes, and one commit follows the last one. No reader sees a block before that. Layers for which the
+engine's hook did not fire are written at the end, so the result is the same whether hooks fire or not. What is lost of
+one block costs that block only. One thread does it in order; its queue is bounded by the bytes of the blocks in it.
 """
 
 from __future__ import annotations
@@ -12,32 +12,55 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mooncache.errors import AlreadyExists, DeadlineExceeded, MooncacheError
+from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, MooncacheError
 from mooncache.kvcache.memory import HostMemory
-from mooncache.kvcache.pool_link import Call, PoolLink
+from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.kvcache.transfers import MoveFailure, SaveReport, TransferJob, reason_of
 
 if TYPE_CHECKING:
-    from mooncache.client.reservation import Reservation
+    from mooncache.client.reservation import ReservationBatch
 
 
 @dataclass(slots=True)
-class _LayeredSave:
+class _JobSave:
+    """What has become of one request's blocks."""
+
     job: TransferJob
-    started_s: float
     size_bytes: int
-    deadline_s: float = 0.0
-    begun: bool = False
-    written: set[int] = field(default_factory=set)
-    reservations: dict[int, Reservation] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
     present: int = 0
     moved: int = 0
     lost: dict[MoveFailure, int] = field(default_factory=dict)
+
+    def lose(self, reason: MoveFailure) -> None:
+        """Give one block up."""
+        self.lost[reason] = self.lost.get(reason, 0) + 1
+
+    def is_there(self, index: int) -> None:
+        """The pool held the block before."""
+        self.present += 1
+        self.stored.append(index)
+
+
+@dataclass(slots=True)
+class _StepSave:
+    """The blocks that one step of the engine completes."""
+
+    started_s: float
+    saves: list[_JobSave] = field(default_factory=list)
+    unfinished: set[str] = field(default_factory=set)
+    deadline_s: float = 0.0
+    begun: bool = False
+    written: set[int] = field(default_factory=set)
+    batch: ReservationBatch | None = None
+    reserved: list[tuple[_JobSave, int]] = field(default_factory=list)
+    """The blocks to be written, as in `blocks`; in `batch` they have the same positions."""
+    open: set[int] = field(default_factory=set)
+    """Positions in `reserved` that are not lost."""
 
     def left_s(self) -> float:
         """Time left for what is being done. Raises DeadlineExceeded."""
@@ -46,12 +69,20 @@ class _LayeredSave:
             raise DeadlineExceeded("a node takes too long for the layers of a step's blocks")
         return left_s
 
-    def lose(self, index: int, reason: MoveFailure) -> None:
-        """Give one block up."""
-        self.lost[reason] = self.lost.get(reason, 0) + 1
-        reservation = self.reservations.pop(index, None)
-        if reservation is not None:
-            reservation.abort()
+    def blocks(self) -> list[tuple[_JobSave, int]]:
+        """Of all jobs: whose it is, and its index there."""
+        return [(save, index) for save in self.saves for index in range(len(save.job.keys))]
+
+    def open_all(self, blocks: list[tuple[_JobSave, int]]) -> None:
+        """These are to be written."""
+        self.reserved = blocks
+        self.open = set(range(len(blocks)))
+
+    def lose(self, positions: Iterable[int], reason: MoveFailure) -> None:
+        """Give blocks up that were open."""
+        for position in list(positions):
+            self.open.discard(position)
+            self.reserved[position][0].lose(reason)
 
 
 class LayerSaver:
@@ -75,33 +106,37 @@ class LayerSaver:
         self._timeout_s = timeout_s
         self._queue_bytes_max = queue_bytes_max
         self._lock = threading.Condition()
-        self._tasks: deque[tuple[_LayeredSave, int | None]] = deque()
-        self._open: dict[str, _LayeredSave] = {}
+        self._tasks: deque[tuple[_StepSave, int | None]] = deque()
+        self._open: dict[str, _StepSave] = {}
         self._bytes = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="mooncache-layers", daemon=True)
         self._thread.start()
 
     def layer_done(self, jobs: Sequence[TransferJob], layer: str) -> None:
-        """The layer's part of these jobs' blocks no longer changes."""
+        """The layer's part of these jobs' blocks no longer changes. They are what one step completes."""
         index = self._index.get(layer)
         if index is None:
             return
         with self._lock:
-            for job in jobs:
-                state = self._enter(job)
-                if state is not None:
-                    self._tasks.append((state, index))
+            for step in self._enter(jobs):
+                self._tasks.append((step, index))
             self._lock.notify()
 
-    def finish(self, job: TransferJob) -> None:
-        """All layers of the job's blocks are computed: write what is missing and commit."""
+    def finish(self, *jobs: TransferJob) -> None:
+        """All layers of the jobs' blocks are computed: write what is missing and commit.
+
+        A step's jobs are committed together, when the last of them is finished.
+        """
         with self._lock:
-            state = self._enter(job)
-            if state is not None:
-                self._tasks.append((state, None))
-                self._lock.notify()
-        if state is None:
+            for step in self._enter(jobs):
+                ended = step.unfinished.intersection(job.name for job in jobs)
+                step.unfinished -= ended
+                if ended and not step.unfinished:
+                    self._tasks.append((step, None))
+            refused = [job for job in jobs if job.name not in self._open]
+            self._lock.notify()
+        for job in refused:
             self._report(SaveReport(job.name, (), 0, 0, 0.0, {MoveFailure.FULL: len(job.keys)}))
 
     def wait_saved(self, timeout_s: float) -> bool:
@@ -116,15 +151,20 @@ class LayerSaver:
             self._lock.notify()
         self._thread.join(timeout_s)
 
-    def _enter(self, job: TransferJob) -> _LayeredSave | None:
-        state = self._open.get(job.name)
-        if state is None:
+    def _enter(self, jobs: Sequence[TransferJob]) -> list[_StepSave]:
+        """The steps that these jobs belong to, those that are new together in one. What has no room has none."""
+        new = _StepSave(time.monotonic())
+        for job in jobs:
+            if self._closed or job.name in self._open:
+                continue
             size = len(job.blocks) * self._memory.block_bytes
-            if self._closed or self._bytes + size > self._queue_bytes_max:
-                return None
-            state = self._open[job.name] = _LayeredSave(job, time.monotonic(), size)
-            self._bytes += size
-        return state
+            if self._bytes + size <= self._queue_bytes_max:
+                new.saves.append(_JobSave(job, size))
+                new.unfinished.add(job.name)
+                self._open[job.name] = new
+                self._bytes += size
+        steps = {id(step): step for job in jobs if (step := self._open.get(job.name)) is not None}
+        return list(steps.values())
 
     # --- the thread ------------------------------------------------------------------------------------------
 
@@ -134,102 +174,132 @@ class LayerSaver:
                 while not self._tasks and not self._closed:
                     self._lock.wait()
                 if self._closed:
-                    states = list(self._open.values())
+                    steps = {id(step): step for step in self._open.values()}
                     break
-                state, layer = self._tasks.popleft()
+                step, layer = self._tasks.popleft()
             # One limit for all blocks of a layer: a node that hangs would else take its time for each of them.
-            state.deadline_s = time.monotonic() + self._timeout_s
+            step.deadline_s = time.monotonic() + self._timeout_s
             try:
-                self._begin(state)
+                self._begin(step)
                 if layer is None:
                     for missing in range(len(self._offsets)):
-                        self._write(state, missing)
-                    self._commit(state)
+                        self._write(step, missing)
+                    self._commit(step)
                 else:
-                    self._write(state, layer)
+                    self._write(step, layer)
             except Exception as error:  # noqa: BLE001  (a defect must not end the thread: blocks would stay pinned)
                 self._link.failed(Call.SAVE, error)
-                self._give_up(state, MoveFailure.UNAVAILABLE)
+                self._give_up(step, MoveFailure.UNAVAILABLE)
             finally:
                 if layer is None:
-                    self._end(state)
-        for state in states:
-            self._give_up(state, MoveFailure.CANCELLED)
-            self._end(state)
+                    self._end(step)
+        for step in steps.values():
+            self._give_up(step, MoveFailure.CANCELLED)
+            self._end(step)
 
     @staticmethod
-    def _give_up(state: _LayeredSave, reason: MoveFailure) -> None:
-        """Nothing more is written or committed of this save."""
-        state.begun = True
-        for index in list(state.reservations):
+    def _give_up(step: _StepSave, reason: MoveFailure) -> None:
+        """Nothing more is written or committed of this step."""
+        if not step.begun:
+            step.open_all(step.blocks())
+        step.begun = True
+        step.lose(step.open, reason)
+        if step.batch is not None:
             with contextlib.suppress(Exception):
-                state.lose(index, reason)
+                step.batch.abort()
+        step.batch = None
 
-    def _begin(self, state: _LayeredSave) -> None:
+    def _begin(self, step: _StepSave) -> None:
         """Reserve the blocks that the pool does not hold."""
-        if state.begun:
+        if step.begun:
             return
-        state.begun = True
-        keys = state.job.keys
+        step.begun = True
+        step.open_all(step.blocks())
         client = self._link.client()
         if client is None:
-            state.lost[MoveFailure.ABSENT] = len(keys)
+            step.lose(step.open, MoveFailure.ABSENT)
             return
         try:
-            there = client.exists_many(list(keys), timeout_s=state.left_s())
+            step.open_all(self._absent(client, step))
+            if step.open:
+                keys = [save.job.keys[index] for save, index in step.reserved]
+                step.batch = client.reserve_many(keys, self._memory.block_bytes, timeout_s=step.left_s())
         except MooncacheError as error:
             self._link.failed(Call.SAVE, error)
-            state.lost[reason_of(error.code)] = len(keys)
+            step.lose(step.open, reason_of(error.code))
             return
-        for index, known in enumerate(there):
-            if known:
-                self._is_there(state, index)
-                continue
-            try:
-                state.reservations[index] = client.reserve(
-                    keys[index], self._memory.block_bytes, timeout_s=state.left_s()
-                )
-            except AlreadyExists:
-                self._is_there(state, index)
-            except MooncacheError as error:
-                state.lose(index, reason_of(error.code))
+        if step.batch is not None:
+            self._note(step, step.batch.codes)
 
     @staticmethod
-    def _is_there(state: _LayeredSave, index: int) -> None:
-        state.present += 1
-        state.stored.append(index)
-
-    def _write(self, state: _LayeredSave, layer: int) -> None:
-        if layer in state.written:
-            return
-        state.written.add(layer)
-        for index, reservation in list(state.reservations.items()):
-            slices = self._memory.layer_slices(layer, state.job.blocks[index])
-            try:
-                reservation.write(self._offsets[layer], slices, timeout_s=state.left_s())
-            except MooncacheError as error:
-                state.lose(index, reason_of(error.code))
-
-    def _commit(self, state: _LayeredSave) -> None:
-        for index, reservation in list(state.reservations.items()):
-            try:
-                reservation.commit(timeout_s=state.left_s())
-            except AlreadyExists:
-                self._is_there(state, index)
-            except MooncacheError as error:
-                state.lose(index, reason_of(error.code))
+    def _absent(client: PoolClient, step: _StepSave) -> list[tuple[_JobSave, int]]:
+        keys = [save.job.keys[index] for save, index in step.reserved]
+        there = client.exists_many(keys, timeout_s=step.left_s())
+        absent = []
+        for (save, index), known in zip(step.reserved, there, strict=True):
+            if known:
+                save.is_there(index)
             else:
-                state.stored.append(index)
-                state.moved += self._memory.block_bytes
-        state.reservations.clear()
+                absent.append((save, index))
+        return absent
 
-    def _end(self, state: _LayeredSave) -> None:
-        seconds = time.monotonic() - state.started_s
+    @staticmethod
+    def _note(step: _StepSave, codes: Sequence[int]) -> None:
+        """Blocks with another code than OK are no longer open."""
+        for position in [position for position in step.open if codes[position] != OK]:
+            if codes[position] != AlreadyExists.code:
+                step.lose([position], reason_of(codes[position]))
+                continue
+            save, index = step.reserved[position]
+            save.is_there(index)
+            step.open.discard(position)
+
+    def _write(self, step: _StepSave, layer: int) -> None:
+        if layer in step.written:
+            return
+        step.written.add(layer)
+        if step.batch is None or not step.open:
+            return
+        values: list[list[memoryview] | None] = [None] * len(step.reserved)
+        for position in step.open:
+            save, index = step.reserved[position]
+            values[position] = self._memory.layer_slices(layer, save.job.blocks[index])
+        try:
+            result = step.batch.write(self._offsets[layer], values, timeout_s=step.left_s())
+        except MooncacheError as error:
+            self._give_up(step, reason_of(error.code))
+        else:
+            self._note(step, result.codes)
+
+    def _commit(self, step: _StepSave) -> None:
+        batch, step.batch = step.batch, None
+        if batch is None or not step.open:
+            return
+        try:
+            result = batch.commit(timeout_s=step.left_s())
+        except MooncacheError as error:
+            step.lose(step.open, reason_of(error.code))
+            return
+        self._note(step, result.codes)
+        for position in step.open:
+            save, index = step.reserved[position]
+            if result.created[position]:
+                save.stored.append(index)
+                save.moved += self._memory.block_bytes
+            else:
+                save.is_there(index)
+        if step.open:
+            self._link.succeeded()
+
+    def _end(self, step: _StepSave) -> None:
+        seconds = time.monotonic() - step.started_s
         with self._lock:
-            self._open.pop(state.job.name, None)
-            self._bytes -= state.size_bytes
+            for save in step.saves:
+                self._open.pop(save.job.name, None)
+                self._bytes -= save.size_bytes
             self._lock.notify_all()
-        stored = tuple(sorted(state.stored))
-        self._report(
-            SaveReport(state.job.name, stored, state.present, state.moved, seconds, dict(state.lost))
-        )
+        for save in step.saves:
+            stored = tuple(sorted(save.stored))
+            self._report(
+                SaveReport(save.job.name, stored, save.present, save.moved, seconds, dict(save.lost))
+            )

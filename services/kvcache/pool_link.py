@@ -24,7 +24,7 @@ from mooncache.runtime.logs import Event, get_logger
 if TYPE_CHECKING:
     from mooncache.client.buffers import Buffer
     from mooncache.client.keys import Key
-    from mooncache.client.reservation import Reservation
+    from mooncache.client.reservation import ReservationBatch
     from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
     from mooncache.client.watch import BlockWatch
 
@@ -69,7 +69,9 @@ class PoolClient(Protocol):
         self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
     ) -> MatchResult: ...
 
-    def reserve(self, key: Key, size_bytes: int, *, timeout_s: float | None = None) -> Reservation: ...
+    def reserve_many(
+        self, keys: Iterable[Key], block_bytes: int, *, timeout_s: float | None = None
+    ) -> ReservationBatch: ...
 
     def watch(self) -> BlockWatch: ...
 

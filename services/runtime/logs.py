@@ -91,6 +91,7 @@ class Event(enum.StrEnum):
     CLIENT_GPU_STAGING = "client.gpu_staging"  # a client moves GPU memory; `how` names the kind of copies
     CLIENT_GPU_DIRECT = "client.gpu_direct"  # how RDMA reaches registered GPU memory: by rail, or staged
     CONNECTOR_STARTED = "connector.started"  # an engine uses the pool; `passport` is the root of its keys
+    CONNECTOR_SAVES = "connector.saves"  # an engine saves layer by layer, or whole blocks because of `reason`
     CONNECTOR_NEW_GENERATION = "connector.new_generation"  # new weights or a reset: block keys change
     CONNECTOR_PASSPORT_UNTOLD = "connector.passport_untold"  # the passport file cannot be written
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `reason` says why

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mooncache.client.keys import split_keys
 from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, AskPool, RequestBook
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
+from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.leg_hint import CacheOutcome
@@ -466,3 +468,31 @@ def test_an_empty_step_waits_a_small_share_of_what_was_waited() -> None:
     assert idle.next_s(99.0, waiting=True) == MAX_S
     assert idle.next_s(99.1, waiting=False) == 0  # a step that computes: from here anew
     assert idle.next_s(99.2, waiting=True) == FIRST_S
+
+
+# --- layers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "in_host_memory", "full_graphs", "reason"),
+    [
+        (True, True, False, ""),
+        (False, True, False, "layerwise is false"),
+        (True, False, False, "memory of a GPU"),
+        (True, True, True, "no hook of a layer"),
+    ],
+)
+def test_blocks_are_saved_layer_by_layer_where_the_hooks_run(
+    wanted: bool, in_host_memory: bool, full_graphs: bool, reason: str
+) -> None:
+    found = why_whole_blocks(wanted=wanted, in_host_memory=in_host_memory, full_graphs=full_graphs)
+    assert found == reason if not reason else reason in found
+
+
+def test_graphs_are_read_from_the_configuration_of_vllm() -> None:
+    def config(full: bool | None) -> Any:
+        mode = None if full is None else SimpleNamespace(has_full_cudagraphs=lambda: full)
+        return SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=mode))
+
+    assert [replays_full_graphs(config(full)) for full in (True, False, None)] == [True, False, False]
+    assert not replays_full_graphs(object())

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mooncache.errors import ChecksumMismatch, DeadlineExceeded, NodeUnavailable
+from mooncache.client.results import BatchResult, PutResult
+from mooncache.errors import AlreadyExists, ChecksumMismatch, DeadlineExceeded, NodeUnavailable, NoSpace
 from mooncache.kvcache import mover as mv
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.pool_link import Breaker, Call, PoolLink
@@ -347,24 +348,30 @@ def test_layers_that_find_no_space_are_given_up(faulty: FaultyPool, faulty_link:
 
 
 class Reserved:
-    """A reservation in a pool whose node behaves badly."""
+    """Reservations in a pool whose node behaves badly."""
 
-    def __init__(self, pool: BadNode) -> None:
+    def __init__(self, pool: BadNode, keys: list[bytes]) -> None:
         self.pool = pool
+        self.keys = keys
+        self.codes = tuple(pool.codes.get(key, 0) for key in keys)
 
-    def write(self, offset: int, data: Any, *, timeout_s: float) -> None:
+    def write(self, offset: int, values: Any, *, timeout_s: float) -> BatchResult:
         self.pool.limits_s.append(timeout_s)
         if self.pool.write_error is not None:
             raise self.pool.write_error
         if self.pool.stopped:
             self.pool.hold.wait(timeout_s)
             raise DeadlineExceeded("no answer")
+        self.pool.writes.append([key for key, value in zip(self.keys, values, strict=True) if value])
+        lost = self.pool.lost_at.get(offset, b"")
+        return BatchResult(tuple(DeadlineExceeded.code if key == lost else 0 for key in self.keys))
 
-    def commit(self, *, timeout_s: float) -> None:
-        self.pool.committed += 1
+    def commit(self, *, timeout_s: float) -> PutResult:
+        self.pool.committed += len(self.keys)
+        return PutResult((0,) * len(self.keys), (True,) * len(self.keys), ("n",) * len(self.keys))
 
     def abort(self) -> None:
-        self.pool.aborted += 1
+        self.pool.aborted += len(self.keys)
 
 
 class BadNode(FaultyPool):
@@ -376,10 +383,13 @@ class BadNode(FaultyPool):
         self.stopped = False
         self.hold = threading.Event()
         self.limits_s: list[float] = []
+        self.writes: list[list[bytes]] = []
+        self.lost_at: dict[int, bytes] = {}
         self.committed = self.aborted = 0
 
-    def reserve(self, key: Any, size_bytes: int, *, timeout_s: float | None = None) -> Any:
-        return Reserved(self)
+    def reserve_many(self, keys: Any, block_bytes: int, *, timeout_s: float | None = None) -> Any:
+        self._enter("reserve")
+        return Reserved(self, list(keys))
 
 
 @pytest.fixture
@@ -437,3 +447,51 @@ def test_a_node_that_hangs_takes_its_time_once_for_all_blocks_of_a_layer(
     saver.close()
     assert reports[0].lost == {mv.MoveFailure.TIMEOUT: BLOCKS}
     assert len(pool.limits_s) < BLOCKS
+
+
+def test_a_layer_of_all_blocks_of_a_step_is_one_call(
+    faulty_layers: Callable[..., tuple[BadNode, LayerSaver, list[mv.SaveReport]]],
+) -> None:
+    pool, saver, reports = faulty_layers(5.0)
+    first, second = job("first", [key(0), key(1)], [0, 1]), job("second", [key(2)], [2])
+    for layer in ("a", "b", "c"):
+        saver.layer_done([first, second], layer)
+    saver.finish(first)
+    saver.finish(second)
+    assert saver.wait_saved(WAIT_S)
+    saver.close()
+    assert pool.calls == ["exists", "reserve"]
+    assert pool.writes == [[key(0), key(1), key(2)]] * 3
+    assert pool.committed == 3
+    assert {report.name: report.stored for report in reports} == {"first": (0, 1), "second": (0,)}
+
+
+def test_a_block_that_is_lost_in_mid_save_costs_itself_alone(
+    faulty_layers: Callable[..., tuple[BadNode, LayerSaver, list[mv.SaveReport]]],
+) -> None:
+    pool, saver, reports = faulty_layers(5.0)
+    keys = [key(i) for i in range(4)]
+    pool.codes = {keys[0]: AlreadyExists.code, keys[3]: NoSpace.code}
+    pool.lost_at = {BLOCK_BYTES // 3: keys[1]}  # at the second layer
+    saver.finish(job("s", keys, [0, 1, 2, 3]))
+    assert saver.wait_saved(WAIT_S)
+    saver.close()
+    assert pool.writes == [[keys[1], keys[2]], [keys[1], keys[2]], [keys[2]]]
+    assert (reports[0].stored, reports[0].present, reports[0].saved_bytes) == ((0, 2), 1, BLOCK_BYTES)
+    assert reports[0].lost == {mv.MoveFailure.TIMEOUT: 1, mv.MoveFailure.FULL: 1}
+
+
+def test_a_save_that_is_finished_twice_ends_once(
+    faulty_layers: Callable[..., tuple[BadNode, LayerSaver, list[mv.SaveReport]]],
+) -> None:
+    pool, saver, reports = faulty_layers(5.0)
+    pool.gate = threading.Event()
+    order = job("s", [key(0)], [0])
+    saver.finish(order)
+    saver.finish(order)
+    pool.gate.set()
+    assert saver.wait_saved(WAIT_S)
+    saver.finish(job("later", [key(1)], [0]))
+    assert saver.wait_saved(WAIT_S)
+    saver.close()
+    assert [report.name for report in reports] == ["s", "later"]

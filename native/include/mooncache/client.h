@@ -142,7 +142,7 @@ struct CallOptions {
   // cancel token does. For what can be seen only by looking, as Python sees signals.
   bool (*interrupted)() = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
-  // put: the first copy goes there when the node takes new blocks, else where placement says.
+  // put, reserve: this node first, where it takes new blocks; else where placement says.
   std::optional<uint32_t> prefer_node;
   bool all_nodes = false;  // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place
@@ -226,8 +226,34 @@ struct LatencyHistogram {
   uint64_t count = 0;
 };
 
-// A block being written range by range; commit makes it visible. Bound to one connection: when that
-// breaks, or the object is dropped, the node forgets the reservation.
+// Blocks of one size being written range by range, many in one call; commit makes them visible. Each is bound
+// to one connection: when that breaks, or the object is dropped, the node forgets it. What fails for one
+// block costs that block only.
+//
+// Each call answers for every block: OK, or what it was refused for when it was reserved; CONNECTION_LOST or
+// CLOSED once it has ended; or what ended it now. DEADLINE_EXCEEDED and CANCELLED leave it open if nothing of
+// it was written, because other calls used its connection. The Status is not OK where the call makes no sense
+// as a whole.
+class ReservationBatch {
+ public:
+  virtual ~ReservationBatch() = default;
+  virtual size_t size() const = 0;
+  virtual uint64_t block_bytes() const = 0;
+  // OK while the block can be written.
+  virtual Code code(size_t block) const = 0;
+  // kNoNode: it has none.
+  virtual uint32_t node_index(size_t block) const = 0;
+  // sources[i] are the bytes of block i from `offset` on; none: nothing is written of it now. Ranges of a
+  // block must not overlap. INVALID_ARGUMENT before anything is written.
+  virtual Status write(uint64_t offset, std::span<const std::span<const ConstSlice>> sources,
+                       const CallOptions& options, std::span<Code> codes) = 0;
+  // INCOMPLETE for blocks of which ranges are missing; their reservation is gone then.
+  virtual Status commit(const CallOptions& options, std::span<Code> codes) = 0;
+  // Gives the space of all that is open back, within the connect timeout at most.
+  virtual Status abort(const CallOptions& options) = 0;
+};
+
+// The same for one block.
 class BlockReservation {
  public:
   virtual ~BlockReservation() = default;
@@ -325,6 +351,9 @@ class Client {
   Result<uint64_t> ping(uint32_t node, const CallOptions& options);
 
   Result<std::unique_ptr<BlockReservation>> reserve(const Key& key, uint64_t size_bytes,
+                                                    const CallOptions& options);
+  // On the nodes that put would choose. What is refused has its code in the batch. Not OK: no node was asked.
+  Result<std::unique_ptr<ReservationBatch>> reserve(std::span<const Key> keys, uint64_t size_bytes,
                                                     const CallOptions& options);
 
   std::unique_ptr<BlockWatch> watch();

@@ -18,6 +18,7 @@
 namespace mooncache {
 
 class ReservationLane;
+class Reservations;
 
 // A cluster map with the nodes behind it; immutable, replaced as a whole.
 struct NodeMap {
@@ -145,6 +146,8 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
              std::span<PutOutcome> outcomes);
   Status get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
              std::span<GetOutcome> outcomes);
+  Result<std::unique_ptr<Reservations>> reserve(std::span<const Key> keys, uint64_t size_bytes,
+                                                const CallOptions& options);
   std::vector<Question> questions(const NodeMap& map, std::span<const Key> keys, const CallOptions& options,
                                   uint32_t& unreachable);
   // Sends `opcode` with keys to all nodes in question, in parallel. `handle(question, items of the call,

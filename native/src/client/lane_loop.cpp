@@ -90,12 +90,12 @@ class LaneLoop {
       task.sign_of_life.reset();
       task.sign_requested = false;
     }
-    if (task.program && session.idle() && task.program->finished()) {
+    if (task.program && session.settled() && task.program->finished()) {
       task.done = true;
       task.program.reset();  // may hold a link to the session
       task.sign_of_life.reset();
       task.node->success();
-      task.node->release(std::move(task.lane));
+      task.source().release(std::move(task.lane));
     }
     return moved;
   }
@@ -103,7 +103,7 @@ class LaneLoop {
   // False when the task has to wait, or failed.
   bool open_lane(LaneTask& task) {
     const Route route = task.node->preferred_route(now_ms_);
-    auto lane = task.node->acquire(route, task.use, task.ticket);
+    auto lane = task.source().acquire(route, task.use, task.ticket);
     if (!lane) {
       if (route == Route::kUnix && lane.code() != Code::kClosed) {
         task.node->unix_failed(now_ms_);
@@ -153,7 +153,7 @@ class LaneLoop {
     const bool was_stale = task.lane.reused && !task.lane.session->response_seen();
     const Route route = task.lane.session->route();
     task.program.reset();
-    task.node->drop(std::move(task.lane));
+    task.source().drop(std::move(task.lane));
     task.lane = {};
     if (was_stale && status.code == Code::kConnectionLost) {
       counters_.add(Counter::kStaleLanes);  // it died in the pool: says nothing about the node now
@@ -171,7 +171,7 @@ class LaneLoop {
     task.program.reset();
     task.sign_of_life.reset();
     task.ticket.reset();
-    if (task.lane.session) task.node->drop(std::move(task.lane));
+    if (task.lane.session) task.source().drop(std::move(task.lane));
     task.lane = {};
     task.done = true;
     // a caller's short patience is not a sign of a sick node

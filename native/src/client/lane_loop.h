@@ -10,6 +10,7 @@ namespace mooncache {
 
 struct LaneTask {
   std::shared_ptr<Node> node;
+  LaneSource* lanes = nullptr;  // null: the node's own
   // Makes the program once the session is ready; its route and its node's answer tell what is possible on it.
   std::function<std::unique_ptr<Program>(Session&)> make_program;
   bool has_alternative = false;  // give up early when the node stalls
@@ -17,6 +18,8 @@ struct LaneTask {
   // another connection meanwhile is granted it: one that is stopped says as little as one that is full.
   uint32_t may_hold_ms = 0;
   LaneUse use = LaneUse::kSmall;
+
+  LaneSource& source() const { return lanes != nullptr ? *lanes : *node; }
 
   // set by the loop
   Status status;

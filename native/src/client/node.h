@@ -48,7 +48,19 @@ struct Lane {
   RailRenewal renewal;  // of this lane and those that it took the place of
 };
 
-class Node {
+// Where a call's lanes come from.
+class LaneSource {
+ public:
+  virtual ~LaneSource() = default;
+  // A lane, idle or new; ok() with an empty one when others have it, and perhaps a ticket with which to ask
+  // again. CLOSED: there will be none.
+  virtual Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) = 0;
+  virtual void release(Lane lane) = 0;
+  // What was under way on it was cut short, or it failed.
+  virtual void drop(Lane lane) = 0;
+};
+
+class Node final : public LaneSource {
  public:
   Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsContext> tls, Counters& counters,
        std::shared_ptr<RdmaAccess> rdma);
@@ -75,11 +87,12 @@ class Node {
   Result<std::unique_ptr<Session>> start_session(Route route) const {
     return Session::start(peer_, route, tls_, limits_);
   }
-  // An idle or a new lane; ok() with an empty lane when others have all allowed ones, and a ticket with which
-  // to ask again.
-  Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket);
-  void release(Lane lane);  // idle lanes go back to the pool, others are closed
-  void drop(Lane lane);
+  // As many as are allowed. Idle ones go back to the pool, others are closed.
+  Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) override;
+  void release(Lane lane) override;
+  void drop(Lane lane) override;
+  // What moved over the lane's connection since the last time.
+  void count_bytes(Lane& lane);
   // The client is closed: no call gets a lane from now on.
   void close_idle();
   // It left the map. Calls that began before still get lanes, which are closed after their use.
@@ -101,7 +114,6 @@ class Node {
  private:
   // The idle lane of that route that was used last, and those that end so that there is room for a new one.
   Lane take_idle(Route route, std::vector<Lane>& ended);
-  void count_bytes(Lane& lane);
 
   NodeInfo info_;
   PeerDescription peer_;

@@ -1,7 +1,8 @@
 #include "client/reservation_lane.h"
 
-#include <algorithm>
+#include <utility>
 
+#include "client/impl.h"
 #include "transport/grant_messages.h"
 #include "transport/one_request.h"
 
@@ -11,8 +12,6 @@ namespace {
 
 // A node that is slow keeps its reservations: only the end of the connection ends them.
 constexpr int kPingPatienceMs = 10'000;
-// How often a thread that waits for the lane looks at its cancel token.
-constexpr auto kCancelInterval = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -33,26 +32,22 @@ void ReservationLane::take_late_answer(wire::Opcode opcode, const Status& status
   }
 }
 
-Status ReservationLane::acquire(const CallOptions& options) {
-  InterruptLook look(options.interrupted);
-  std::unique_lock lock(mutex_);
-  while (in_use_) {
-    if (options.interrupted != nullptr) {
-      lock.unlock();
-      const bool interrupted = look.interrupted();
-      lock.lock();
-      if (interrupted) return InterruptLook::status();
-      if (!in_use_) break;
-    }
-    if (options.cancel != nullptr && options.cancel->cancelled())
-      return {Code::kCancelled, "cancelled by the caller"};
-    if (options.deadline.expired()) {
-      return {Code::kDeadlineExceeded, "the deadline passed while other threads used the connection"};
-    }
-    (void)released_.wait_until(lock, std::min(options.deadline.at, Deadline::after(kCancelInterval).at));
-  }
-  in_use_ = true;
-  return Status::ok();
+bool ReservationLane::seize() {
+  const std::lock_guard lock(mutex_);
+  return !std::exchange(in_use_, true);
+}
+
+std::unique_ptr<Session> ReservationLane::take() {
+  if (broken_ || !seize()) return nullptr;
+  if (session_) return std::move(session_);
+  release();
+  return nullptr;
+}
+
+void ReservationLane::give_back(std::unique_ptr<Session> session, bool cut) {
+  session_ = std::move(session);
+  if (cut && !session_->abandon()) close();
+  release();
 }
 
 void ReservationLane::release() {
@@ -64,18 +59,8 @@ void ReservationLane::release() {
     owing = !unwanted_.empty();
   }
   if (owing && count == 0) close();
-  {
-    const std::lock_guard lock(mutex_);
-    in_use_ = false;
-  }
-  released_.notify_one();
-}
-
-Status ReservationLane::run(Program& program, const CallOptions& options) {
-  if (!session_) return {Code::kConnectionLost, "the reservation's connection is gone"};
-  InterruptLook look(options.interrupted);
-  return session_->run(program, options.deadline, options.cancel ? options.cancel->fd() : -1,
-                       Session::WhenCut::kAbandon, &look);
+  const std::lock_guard lock(mutex_);
+  in_use_ = false;
 }
 
 void ReservationLane::close() {
@@ -83,10 +68,10 @@ void ReservationLane::close() {
   session_.reset();
 }
 
-bool ReservationLane::may_have_link(Node& node) const {
-  if (!session_ || link_refused_) return false;
-  return session_->route() == Route::kUnix ? node.one_sided_writes()
-                                           : node.rdma_for(*session_, steady_ms()) != nullptr;
+bool ReservationLane::may_have_link(Node& node, const Session& session) const {
+  if (link_refused_) return false;
+  return session.route() == Route::kUnix ? node.one_sided_writes()
+                                         : node.rdma_for(session, steady_ms()) != nullptr;
 }
 
 void ReservationLane::last_left() {
@@ -113,11 +98,11 @@ void ReservationLane::ping(int cancel_fd) {
   release();
 }
 
-void ReservationLane::forget(uint64_t grant) {
+void ReservationLane::forget(std::span<const uint64_t> grants) {
   {
     const std::lock_guard lock(mutex_);
-    if (broken_) return;  // the node forgot it already
-    unwanted_.push_back(grant);
+    if (broken_ || grants.empty()) return;  // the node forgot them already
+    unwanted_.insert(unwanted_.end(), grants.begin(), grants.end());
     if (in_use_) return;  // who has the lane tells the node
     in_use_ = true;
   }
@@ -138,6 +123,104 @@ void ReservationLane::send_aborts() {
   if (program.sent()) return;
   const std::lock_guard lock(mutex_);  // too much is under way: with the next use
   unwanted_.insert(unwanted_.end(), grants.begin(), grants.end());
+}
+
+// Lanes as a call's sources -------------------------------------------------------------------------------
+
+Result<Lane> HeldLane::acquire(Route, LaneUse use, std::unique_ptr<LaneTicket>&) {
+  Lane lane;
+  lane.use = use;
+  lane.session = lane_.take();
+  if (!lane.session && lane_.broken()) return {Code::kClosed, "the reservations' connection is gone"};
+  return lane;
+}
+
+void HeldLane::give_back(Lane lane, bool cut) {
+  node_.count_bytes(lane);
+  lane_.give_back(std::move(lane.session), cut);
+}
+
+RoomyLane::~RoomyLane() {
+  leave();
+}
+
+void RoomyLane::leave() {
+  if (lane_) leave_lane(impl_, *lane_, reservations_);
+  lane_.reset();
+}
+
+bool RoomyLane::alone() const {
+  const std::lock_guard lock(impl_.mutex);
+  return lane_ && lane_->count == reservations_;
+}
+
+std::shared_ptr<ReservationLane> RoomyLane::keep(uint32_t kept) {
+  if (lane_) leave_lane(impl_, *lane_, reservations_ - kept);
+  return std::move(lane_);
+}
+
+// False: all have as many reservations as they may, and another one has to be made.
+bool RoomyLane::choose() {
+  const std::lock_guard lock(impl_.mutex);
+  std::erase_if(impl_.reservation_lanes, [](const auto& entry) { return entry.first.expired(); });
+  auto& lanes = impl_.reservation_lanes[node_];
+  std::erase_if(lanes, [](const auto& lane) { return lane->broken(); });
+  for (const auto& lane : lanes) {
+    if (lane->count >= impl_.config.reservations_per_lane) continue;
+    lane->count += reservations_;
+    lane_ = lane;
+    return true;
+  }
+  return false;
+}
+
+Status RoomyLane::make(Route route) {
+  {
+    const std::lock_guard lock(impl_.mutex);
+    full_ = impl_.reservation_lanes[node_].size() >= impl_.config.reservation_lanes_max;
+    if (full_) return {Code::kClosed, "no more lanes than so many"};
+  }
+  impl_.counters.add(Counter::kConnects);
+  auto session = node_->start_session(route);
+  if (!session) {
+    impl_.counters.add(Counter::kConnectFailures);
+    return session.status();
+  }
+  lane_ = std::make_shared<ReservationLane>(std::move(*session));
+  lane_->count = reservations_;
+  impl_.keeper->keep(lane_);
+  const std::lock_guard lock(impl_.mutex);
+  impl_.reservation_lanes[node_].push_back(lane_);
+  return Status::ok();
+}
+
+Result<Lane> RoomyLane::acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>&) {
+  if (lane_ && lane_->broken()) leave();
+  const bool known = lane_ || choose();
+  if (!known) {
+    if (Status status = make(route); !status) return status;
+  }
+  Lane lane;
+  lane.use = use;
+  lane.session = lane_->take();
+  lane.reused = known && lane.session && lane.session->ready();
+  if (lane.reused) lane.session->begin_use();
+  return lane;
+}
+
+void RoomyLane::give_back(Lane lane, bool cut) {
+  node_->count_bytes(lane);
+  lane_->give_back(std::move(lane.session), cut);
+}
+
+void leave_lane(Client::Impl& impl, ReservationLane& lane, uint32_t reservations) {
+  uint32_t others = 0;
+  {
+    const std::lock_guard lock(impl.mutex);
+    lane.empty_since_ms = steady_ms();
+    others = lane.count -= reservations;
+  }
+  if (others == 0 && reservations > 0 && impl.usable()) lane.last_left();
 }
 
 void ping_lane(ReservationLane& lane, int cancel_fd) {

@@ -1,17 +1,17 @@
 // A connection of the client that holds reservations, because the node forgets a reservation with its
-// connection. A few dozen reservations share one lane, apart from the lanes of get and put, so that a
-// layer-wise writer can hold hundreds of blocks open without hundreds of sockets.
+// connection. Many reservations share one lane, apart from the lanes of get and put, so that a layer-wise
+// writer can hold hundreds of blocks open without hundreds of sockets.
 //
-// One thread uses it at a time (acquire, release). A call that was cut in the middle costs its own
-// reservation only: its answer is swallowed when it comes. No thread waits for space while it has the lane:
-// that may take as long as other reservations of the same lane need it.
+// One call uses it at a time (take, give_back). A call that was cut in the middle costs its own reservations
+// only: its answer is swallowed when it comes. No thread waits for space while it has the lane: that may take
+// as long as other reservations of the same lane need it.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "client/node.h"
@@ -21,22 +21,18 @@ namespace mooncache {
 
 class ReservationLane {
  public:
+  // `session` may still be connecting.
   explicit ReservationLane(std::unique_ptr<Session> session);
 
-  // Waits for the lane, no longer than the caller's patience lasts.
-  Status acquire(const CallOptions& options);
-  // Hands the lane on, after it has sent the node the grants that are no longer wanted.
-  void release();
+  // The connection for one exchange; null: another call has it, or it is gone (broken()).
+  std::unique_ptr<Session> take();
+  // Hands it on, after the node was sent the grants that are no longer wanted. `cut`: the exchange was cut
+  // short. What the connection itself did wrong ends the lane.
+  void give_back(std::unique_ptr<Session> session, bool cut);
 
-  // By the thread that has the lane.
-  // One exchange. Only what the connection itself does wrong ends the lane, with its release: the program may
-  // still refer to the session.
-  Status run(Program& program, const CallOptions& options);
-  // Its reservations are void.
-  void close();
-  Session* session() { return session_.get(); }  // null: closed
+  // By the call that has the connection.
   // Whether bytes may move by a link of this connection now: shared memory, or RDMA.
-  bool may_have_link(Node& node) const;
+  bool may_have_link(Node& node, const Session& session) const;
   // The node refused one, and would again.
   void link_refused() { link_refused_ = true; }
 
@@ -45,7 +41,7 @@ class ReservationLane {
   // A PING, unless the lane is in use, which says the same to the node.
   void ping(int cancel_fd);
   // Never waits: the node hears at once when the lane is free, else from its present user.
-  void forget(uint64_t grant);
+  void forget(std::span<const uint64_t> grants);
   // The last reservation has left: what the node could not hear by then ends with the connection.
   void last_left();
 
@@ -54,11 +50,13 @@ class ReservationLane {
   std::atomic<uint64_t> empty_since_ms{0};  // while there is none
 
  private:
+  bool seize();
+  void release();
+  void close();
   void take_late_answer(wire::Opcode opcode, const Status& status, Reader& in);
   void send_aborts();
 
   std::mutex mutex_;
-  std::condition_variable released_;
   bool in_use_ = false;  // guarded by mutex_; session_ and link_refused_ belong to the thread that set it
   std::unique_ptr<Session> session_;
   bool link_refused_ = false;
@@ -66,20 +64,58 @@ class ReservationLane {
   std::vector<uint64_t> unwanted_;  // grants; guarded by mutex_
 };
 
-// The lane for the time of one exchange.
-class LaneTurn {
+// The lane of some reservations, for calls on them.
+class HeldLane final : public LaneSource {
  public:
-  LaneTurn(ReservationLane& lane, const CallOptions& options) : lane_(lane), status_(lane.acquire(options)) {}
-  ~LaneTurn() {
-    if (status_) lane_.release();
-  }
-  LaneTurn(const LaneTurn&) = delete;
-  LaneTurn& operator=(const LaneTurn&) = delete;
-  const Status& status() const { return status_; }
+  HeldLane(ReservationLane& lane, Node& node) : lane_(lane), node_(node) {}
+  Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) override;
+  void release(Lane lane) override { give_back(std::move(lane), false); }
+  void drop(Lane lane) override { give_back(std::move(lane), true); }
 
  private:
+  void give_back(Lane lane, bool cut);
+
   ReservationLane& lane_;
-  Status status_;
+  Node& node_;
 };
+
+// A lane of the node with room for new reservations, or a new one, for the call that asks for them. They are
+// counted as the lane's from the first use on.
+class RoomyLane final : public LaneSource {
+ public:
+  RoomyLane(Client::Impl& impl, std::shared_ptr<Node> node, uint32_t reservations)
+      : impl_(impl), node_(std::move(node)), reservations_(reservations) {}
+  ~RoomyLane() override;
+  RoomyLane(const RoomyLane&) = delete;
+  RoomyLane& operator=(const RoomyLane&) = delete;
+
+  Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) override;
+  void release(Lane lane) override { give_back(std::move(lane), false); }
+  void drop(Lane lane) override { give_back(std::move(lane), true); }
+
+  // Null before the first use.
+  ReservationLane* lane() const { return lane_.get(); }
+  // There are as many lanes as there may be, and each has as many reservations as it may.
+  bool full() const { return full_; }
+  // No reservation but those that are asked for is the lane's.
+  bool alone() const;
+  // The lane with `kept` reservations, which are the caller's to count from now on.
+  std::shared_ptr<ReservationLane> keep(uint32_t kept);
+
+ private:
+  bool choose();
+  Status make(Route route);
+  void give_back(Lane lane, bool cut);
+  void leave();
+
+  Client::Impl& impl_;
+  const std::shared_ptr<Node> node_;
+  const uint32_t reservations_;
+  std::shared_ptr<ReservationLane> lane_;
+  bool full_ = false;
+};
+
+// So many reservations are no longer there.
+void leave_lane(Client::Impl& impl, ReservationLane& lane, uint32_t reservations);
 
 }  // namespace mooncache

@@ -10,81 +10,118 @@ bool ReserveProgram::next(Request& request) {
   if (sent_) return false;
   sent_ = true;
   exposed_ = opener_ != nullptr && opener_->rdma() && !opener_->unavailable();
-  encode_reserve(request, {wait_ms_, {item_}}, exposed_);
+  encode_reserve(request, wanted_, exposed_);
   return true;
 }
 
 Status ReserveProgram::on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
                                    PayloadSink& sink) {
   if (LinkOpener::answers(header.opcode)) return opener_->on_response(header, status, in, sink);
-  answered_ = true;
-  const auto granted = decode_granted<wire::ReserveResult>(status, in, 1, exposed_);
+  auto granted = decode_granted<wire::ReserveResult>(status, in, wanted_.items.size(), exposed_);
   if (!granted) return granted.status();
-  granted_ = granted->front();
+  answered_ = true;
+  answer_(std::move(*granted));
   return Status::ok();
 }
 
-RangeWrite::RangeWrite(const Range& range, bool by_link, Node& node, Session& session, BufferBook& buffers,
-                       const ClientConfig& config, Counters& counters)
-    : node_(node),
+RangesWrite::RangesWrite(std::span<ReservedWrite> writes, uint64_t offset, bool by_link, Node& node,
+                         Session& session, BufferBook& buffers, const ClientConfig& config,
+                         Counters& counters)
+    : writes_(writes),
+      offset_(offset),
+      node_(node),
       counters_(counters),
       moves_(node, session, buffers, nullptr, config.rdma_direct_slice_bytes),
-      in_frames_(!by_link) {
-  Move move;
-  move.extent = range.extent;
-  move.offset = range.offset;
-  move.size = range.length;
-  moves_.add(move, range.slices);
+      frames_((session.node().capabilities & wire::AuthResponse::kWritesSeveral) != 0),
+      open_(writes.size()) {
+  for (size_t i = 0; i < writes.size(); ++i) {
+    const ReservedWrite& write = writes[i];
+    if (!by_link || (session.route() != Route::kUnix && !write.extent.exposed)) {
+      add_frames(i);
+      continue;
+    }
+    Move move;
+    move.item = static_cast<uint32_t>(i);
+    move.extent = write.extent;
+    move.offset = offset;
+    move.size = write.length;
+    moves_.add(move, write.slices);
+  }
   moves_.start(Direction::kWrite);
+}
+
+void RangesWrite::add_frames(size_t number) {
+  const ReservedWrite& write = writes_[number];
   TransferProgram::Item item;
+  item.transfer.id = number;
   item.transfer.direction = Direction::kWrite;
-  item.transfer.remote = range.extent;
-  item.transfer.offset = range.offset;
-  item.transfer.local = range.slices;
-  item.length = range.length;
+  item.transfer.remote = write.extent;
+  item.transfer.offset = offset_;
+  item.transfer.local = write.slices;
+  item.length = write.length;
   frames_.items.push_back(item);
 }
 
-bool RangeWrite::next(Request& request) {
+void RangesWrite::without_link() {
+  for (const Move& move : moves_.all()) add_frames(move.item);
+  moves_.clear();
+  moves_.start(Direction::kWrite);
+}
+
+bool RangesWrite::next(Request& request) {
   LinkOpener& opener = moves_.opener();
-  if (!in_frames_ && opener.link() == nullptr) {
+  if (!moves_.ended() && opener.link() == nullptr) {
     if (opener.next(request)) return true;
-    in_frames_ = opener.unavailable();
+    if (opener.unavailable()) without_link();
   }
-  return in_frames_ && frames_.next(request);
+  return frames_.next(request);
 }
 
-bool RangeWrite::finished() const {
-  return in_frames_ ? frames_.items.front().over() : moves_.ended();
+Status RangesWrite::on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
+                                PayloadSink& sink) {
+  of_link_ = LinkOpener::answers(header.opcode);
+  if (!of_link_) return frames_.on_response(header, status, in, sink);
+  Status handled = moves_.opener().on_response(header, status, in, sink);
+  if (handled && moves_.opener().unavailable()) without_link();
+  return handled;
 }
 
-Status RangeWrite::on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
-                               PayloadSink& sink) {
-  if (!LinkOpener::answers(header.opcode)) return frames_.on_response(header, status, in, sink);
-  return moves_.opener().on_response(header, status, in, sink);
+void RangesWrite::on_payload(std::span<const uint32_t> crcs) {
+  if (of_link_) return;
+  frames_.on_payload(crcs);
+  for (; !frames_.items.empty() && frames_.items.front().over(); frames_.items.pop_front()) {
+    const TransferProgram::Item& item = frames_.items.front();
+    ReservedWrite& write = writes_[item.transfer.id];
+    write.over = true;
+    write.code = item.code;
+    write.crc = item.crc;
+    --open_;
+  }
 }
 
-void RangeWrite::on_payload(std::span<const uint32_t> crcs) {
-  if (in_frames_) frames_.on_payload(crcs);
-}
-
-bool RangeWrite::work() {
-  if (in_frames_ || moves_.opener().link() == nullptr || moves_.ended()) return false;
+bool RangesWrite::work() {
+  if (!moving()) return false;
   return moves_.advance([this](Move& move, const Completion& completion) { completed(move, completion); },
                         [](const Move&) {});
 }
 
-void RangeWrite::completed(Move& move, const Completion& completion) {
+void RangesWrite::completed(Move& move, const Completion& completion) {
   move.code = moves_.outcome(completion.code);
-  move.crc = completion.crc32c;
+  if (move.code == Code::kTransportUnavailable) {
+    if (!moves_.rdma()) node_.one_sided_writes_failed();
+    return add_frames(move.item);
+  }
   if (move.code == Code::kOk) moves_.count_bytes(counters_, move);
-  in_frames_ = move.code == Code::kTransportUnavailable;
-  if (in_frames_ && !moves_.rdma()) node_.one_sided_writes_failed();
+  ReservedWrite& write = writes_[move.item];
+  write.over = true;
+  write.one_sided = true;
+  write.code = move.code;
+  write.crc = completion.crc32c;
+  --open_;
 }
 
-int RangeWrite::wait_for(std::vector<int>& fds) {
-  if (in_frames_ || moves_.opener().link() == nullptr || moves_.ended()) return -1;
-  return moves_.wait_for(fds);
+int RangesWrite::wait_for(std::vector<int>& fds) {
+  return moving() ? moves_.wait_for(fds) : -1;
 }
 
 }  // namespace mooncache

@@ -1,6 +1,8 @@
-// What a reservation asks of its connection: space for its block, and one range of the bytes.
+// What a batch of reservations asks of one connection: space for its blocks, and a range of the bytes of
+// many.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -11,66 +13,72 @@
 
 namespace mooncache {
 
-// RESERVE of one block. Before it, where the block may move by a link and the connection has none, that link
-// is opened: over RDMA the node opens the extent to it in its answer.
+// RESERVE of some blocks. Before it, where blocks may move by a link and the connection has none, that link
+// is opened: over RDMA the node opens the extents to it in its answer.
 class ReserveProgram final : public Program {
  public:
-  // `opener`: null = the block goes in frames.
-  ReserveProgram(const wire::ReserveItem& item, uint32_t wait_ms, LinkOpener* opener)
-      : item_(item), wait_ms_(wait_ms), opener_(opener) {}
+  using Answer = std::function<void(std::vector<Granted<wire::ReserveResult>>)>;
+  // `opener`: null = the blocks go in frames.
+  ReserveProgram(wire::ReserveRequest wanted, std::unique_ptr<LinkOpener> opener, Answer answer)
+      : wanted_(std::move(wanted)), opener_(std::move(opener)), answer_(std::move(answer)) {}
 
   bool next(Request& request) override;
   bool finished() const override { return answered_; }
   Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
                      PayloadSink& sink) override;
-  // The node's answer: its code and its extent.
-  const Granted<wire::ReserveResult>& granted() const { return granted_; }
 
  private:
-  const wire::ReserveItem item_;
-  const uint32_t wait_ms_;
-  LinkOpener* const opener_;
-  Granted<wire::ReserveResult> granted_;
+  const wire::ReserveRequest wanted_;
+  const std::unique_ptr<LinkOpener> opener_;
+  const Answer answer_;
   bool exposed_ = false;
   bool sent_ = false;
   bool answered_ = false;
 };
 
-// One range of a reserved block: by the link of its connection, else in WRITE frames. What the link turns out
-// not to move goes in frames as well: the same bytes twice to the same place do no harm.
-class RangeWrite final : public Program {
+// Where bytes go in a reserved block, and what became of them.
+struct ReservedWrite {
+  RemoteExtent extent;
+  uint64_t length = 0;
+  std::span<const Slice> slices;
+
+  bool over = false;
+  Code code = Code::kOk;
+  uint32_t crc = 0;
+  bool one_sided = false;  // the node did not see the bytes: the commit has to vouch for them
+};
+
+// The bytes from one offset on of some reserved blocks: by the link of their connection where the node opened
+// them to it, else in WRITE frames. What the link turns out not to move goes in frames as well: the same
+// bytes twice to the same place do no harm.
+class RangesWrite final : public Program {
  public:
-  struct Range {
-    RemoteExtent extent;
-    uint64_t offset = 0;
-    uint64_t length = 0;
-    std::span<const Slice> slices;
-  };
-  // `by_link`: the connection may have a link, and over RDMA the node opened the extent to it.
-  RangeWrite(const Range& range, bool by_link, Node& node, Session& session, BufferBook& buffers,
-             const ClientConfig& config, Counters& counters);
+  // `by_link`: the connection may have a link.
+  RangesWrite(std::span<ReservedWrite> writes, uint64_t offset, bool by_link, Node& node, Session& session,
+              BufferBook& buffers, const ClientConfig& config, Counters& counters);
 
   bool next(Request& request) override;
-  bool finished() const override;
+  bool finished() const override { return open_ == 0; }
   Status on_response(const wire::FrameHeader& header, const Status& status, Reader& in,
                      PayloadSink& sink) override;
   void on_payload(std::span<const uint32_t> crcs) override;
   bool work() override;
   int wait_for(std::vector<int>& fds) override;
 
-  Code code() { return in_frames_ ? frames_.items.front().code : moves_.all().front().code; }
-  uint32_t crc() { return in_frames_ ? frames_.items.front().crc : moves_.all().front().crc; }
-  // The node did not see the bytes: the commit has to vouch for them.
-  bool one_sided() const { return !in_frames_; }
-
  private:
+  bool moving() const { return moves_.opener().link() != nullptr && !moves_.ended(); }
+  void add_frames(size_t number);
+  void without_link();
   void completed(Move& move, const Completion& completion);
 
+  const std::span<ReservedWrite> writes_;
+  const uint64_t offset_;
   Node& node_;
   Counters& counters_;
-  Moves moves_;  // of one move
-  TransferProgram frames_;
-  bool in_frames_;
+  Moves moves_;
+  TransferProgram frames_;  // its transfers have the numbers of their writes
+  size_t open_;
+  bool of_link_ = false;  // the answer in hand
 };
 
 }  // namespace mooncache

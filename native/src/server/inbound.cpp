@@ -28,16 +28,21 @@ Inbound Inbound::put(std::vector<wire::PutItem> items) {
   return inbound;
 }
 
-Inbound Inbound::write(PeerSession& session, const wire::WriteRequest& request) {
+Inbound Inbound::write(PeerSession& session, std::span<const wire::ReservedRange> ranges) {
   Inbound inbound;
-  const bool known = session.held.has_reservation(request.reservation);
-  const ReservationId id{request.reservation};
-  const auto extent =
-      known ? session.store().reservation_extent(id) : Result<Extent>(Code::kReservationUnknown, {});
-  std::byte* const place = known ? session.store().writable(id).data : nullptr;
-  inbound.pieces_.resize(request.ranges.size());
-  for (size_t i = 0; i < request.ranges.size(); ++i) {
-    const wire::WriteRange& range = request.ranges[i];
+  inbound.pieces_.resize(ranges.size());
+  uint64_t reservation = 0;  // the one that was looked up last: ranges of one follow each other
+  Result<Extent> extent{Code::kReservationUnknown, {}};
+  std::byte* place = nullptr;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const wire::WriteRange& range = ranges[i].range;
+    const ReservationId id{ranges[i].reservation};
+    if (i == 0 || ranges[i].reservation != reservation) {
+      reservation = ranges[i].reservation;
+      const bool known = session.held.has_reservation(reservation);
+      extent = known ? session.store().reservation_extent(id) : Result<Extent>(Code::kReservationUnknown, {});
+      place = known ? session.store().writable(id).data : nullptr;
+    }
     Piece& piece = inbound.pieces_[i];
     piece.size = range.length;
     piece.offset = range.offset;

@@ -34,7 +34,7 @@ enum class Next : uint8_t {
 class Inbound {
  public:
   static Inbound put(std::vector<wire::PutItem> items);
-  static Inbound write(PeerSession& session, const wire::WriteRequest& request);
+  static Inbound write(PeerSession& session, std::span<const wire::ReservedRange> ranges);
 
   // Prepares what comes, finishes what is complete; answers after the last piece.
   Next step(PeerSession& session, uint64_t budget);
@@ -58,7 +58,7 @@ class Inbound {
     bool kept = false;
     std::byte* place = nullptr;
     uint64_t size = 0;
-    uint64_t offset = 0;  // WRITE: inside the reservation
+    uint64_t offset = 0;  // WRITE: inside its reservation
     uint32_t want_crc = 0;
     uint32_t crc = 0;
     Reservation reservation{};  // WRITE: its id only

@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
+#include "hash/write_ranges.h"
 #include "mooncache/store.h"
 #include "store/eviction.h"
 #include "store/slab.h"
 #include "store/slot_index.h"
-#include "store/write_ranges.h"
 
 namespace mooncache::store {
 

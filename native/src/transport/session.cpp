@@ -362,8 +362,7 @@ Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut 
     if (Status status = pump(&program); !status) return status;
     const bool worked = program.work();
     // Answers to abandoned requests may still be to come.
-    if (ready_ && program.finished() && in_flight_ == late_.count && out_at_ == out_.size())
-      return Status::ok();
+    if (program.finished() && settled()) return Status::ok();
     if (progressed_ || worked) {
       if (deadline.expired())
         return end_with({Code::kDeadlineExceeded, "the deadline passed during a transfer"});

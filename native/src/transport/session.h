@@ -105,6 +105,10 @@ class Session {
   bool ready() const { return ready_; }
   // No request is unanswered and no byte is half sent: another program may use the session.
   bool idle() const { return ready_ && in_flight_ == 0 && out_at_ == out_.size() && payload_left_ == 0; }
+  // The same, but for answers to abandoned requests.
+  bool settled() const {
+    return ready_ && in_flight_ == late_.count && out_at_ == out_.size() && payload_left_ == 0;
+  }
   bool broken() const { return broken_; }
   // Since begin_use(): whether the node answered anything. If not, a lost connection was dead before.
   bool response_seen() const { return response_seen_; }

@@ -112,7 +112,7 @@ class TcpLink final : public Link {
     for (TransferProgram::Item& item : program_.items) {
       if (item.code == Code::kOk && !item.over()) item.code = code;
       item.all_sent = true;
-      item.frames_open = 0;
+      item.parts_open = 0;
     }
   }
 

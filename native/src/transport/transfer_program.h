@@ -1,4 +1,5 @@
-// Transfers as READ and WRITE frames of their session, in order and several in flight.
+// Transfers as READ and WRITE frames of their session, in order and several in flight. Small writes share a
+// frame where the node takes ranges of several reservations in one.
 #pragma once
 
 #include <deque>
@@ -7,20 +8,23 @@
 
 namespace mooncache {
 
-// Each transfer is cut into frames of about 1 MiB, so that a frame's CRC is computed while its bytes are in
-// cache.
+// A frame has about 1 MiB, so that its CRC is computed while its bytes are in cache. Longer transfers are
+// cut.
 class TransferProgram final : public Program {
  public:
+  // `several`: the node takes ranges of several reservations in one WRITE.
+  explicit TransferProgram(bool several = false) : several_(several) {}
+
   struct Item {
     Transfer transfer;
     uint64_t length = 0;
     uint64_t sent = 0;
     uint64_t moved = 0;
     uint32_t crc = 0;
-    uint32_t frames_open = 0;
+    uint32_t parts_open = 0;  // in frames that were not answered
     bool all_sent = false;
     Code code = Code::kOk;
-    bool over() const { return all_sent && frames_open == 0; }
+    bool over() const { return all_sent && parts_open == 0; }
   };
 
   std::deque<Item> items;
@@ -33,14 +37,23 @@ class TransferProgram final : public Program {
   Item* find(TransferId id);
 
  private:
-  struct Frame {
+  // What a frame carries of one transfer. A READ has one.
+  struct Part {
     TransferId id = 0;
     uint64_t offset = 0;
     uint64_t length = 0;
     uint32_t crc = 0;
     Code code = Code::kOk;
   };
-  std::deque<Frame> frames_;
+  Part cut(Item& item, uint64_t bytes_max);
+  void read(Request& request, Item& item);
+  void write(Request& request, size_t first);
+  void landed(const Part& part, std::span<const uint32_t> crcs);
+
+  const bool several_;
+  std::deque<Part> parts_;     // of all frames in flight
+  std::deque<size_t> frames_;  // how many of them each has
+  size_t near_ = 0;            // where find() found the last one: answers come in the order of the items
 };
 
 }  // namespace mooncache

@@ -67,6 +67,8 @@ enum Flags : uint16_t {
   kFlagVerify = 1u << 3,    // GET: check the whole block first, also when no byte of it is asked for
   kFlagExpose = 1u << 4,    // LOOKUP, RESERVE: behind the results, how RDMA reaches each extent
   kFlagWithdraw = 1u << 5,  // WAIT: ends the open one with this request id; no other answer
+  // WRITE: ranges of several reservations, each with its own (capability kWritesSeveral)
+  kFlagSeveral = 1u << 6,
 };
 
 struct FrameHeader {

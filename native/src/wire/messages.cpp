@@ -237,6 +237,17 @@ WriteRange WriteRange::decode(Reader& in) {
   return range;
 }
 
+void ReservedRange::encode(Writer& out) const {
+  out.u64(reservation);
+  range.encode(out);
+}
+ReservedRange ReservedRange::decode(Reader& in) {
+  ReservedRange item;
+  item.reservation = in.u64();
+  item.range = WriteRange::decode(in);
+  return item;
+}
+
 void CommitItem::encode(Writer& out) const {
   out.u64(reservation);
   out.u32(crc32c);
@@ -582,6 +593,9 @@ std::optional<uint64_t> payload_bytes(std::span<const PutItem> items) {
 }
 std::optional<uint64_t> payload_bytes(std::span<const WriteRange> ranges) {
   return sum_bytes(ranges, [](const WriteRange& range) { return range.length; });
+}
+std::optional<uint64_t> payload_bytes(std::span<const ReservedRange> ranges) {
+  return sum_bytes(ranges, [](const ReservedRange& item) { return item.range.length; });
 }
 std::optional<uint64_t> payload_bytes(std::span<const GetResult> results) {
   return sum_bytes(results, [](const GetResult& result) { return result.length; });

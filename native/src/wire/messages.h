@@ -61,8 +61,10 @@ struct AuthRequest {
 };
 
 struct AuthResponse {
-  static constexpr uint32_t kCanRdma = 1;  // capabilities: the node answers ENDPOINT
-  static constexpr uint32_t kCanWait = 2;  // it answers WAIT and GIVE_UP
+  // Capabilities.
+  static constexpr uint32_t kCanRdma = 1;        // the node answers ENDPOINT
+  static constexpr uint32_t kCanWait = 2;        // it answers WAIT and GIVE_UP
+  static constexpr uint32_t kWritesSeveral = 4;  // it takes WRITE with kFlagSeveral
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;
@@ -155,6 +157,15 @@ struct WriteRange {
   static WriteRange decode(Reader& in);
 };
 
+// An item of WRITE with kFlagSeveral.
+struct ReservedRange {
+  static constexpr size_t kWireBytes = 32;
+  uint64_t reservation = 0;
+  WriteRange range;
+  void encode(Writer& out) const;
+  static ReservedRange decode(Reader& in);
+};
+
 struct CommitItem {
   static constexpr size_t kWireBytes = 16;
   static constexpr uint32_t kFlagOneSided = 1;
@@ -226,7 +237,8 @@ struct Exposure {
   static Exposure decode(Reader& in);
 };
 
-// u32 count, then the items. Used for PUT, GET, COMMIT and, in responses, for every per-item result.
+// u32 count, then the items. Used for PUT, GET, COMMIT, WRITE of several reservations and, in responses, for
+// every per-item result.
 template <typename Item>
 void encode_items(Writer& out, std::span<const Item> items) {
   out.u32(static_cast<uint32_t>(items.size()));
@@ -268,6 +280,7 @@ struct ReserveRequest {
   static std::optional<ReserveRequest> decode(Meta meta);
 };
 
+// WRITE without kFlagSeveral.
 struct WriteRequest {
   uint64_t reservation = 0;
   std::vector<WriteRange> ranges;
@@ -351,6 +364,7 @@ std::optional<Status> decode_status(Reader& in);
 // Sum of the payload bytes that a PUT or WRITE announces; nullopt when it overflows or passes the limit.
 std::optional<uint64_t> payload_bytes(std::span<const PutItem> items);
 std::optional<uint64_t> payload_bytes(std::span<const WriteRange> ranges);
+std::optional<uint64_t> payload_bytes(std::span<const ReservedRange> ranges);
 std::optional<uint64_t> payload_bytes(std::span<const GetResult> results);
 
 }  // namespace mooncache::wire

@@ -95,6 +95,25 @@ TEST_F(HostileTest, PayloadThatIsNotAsLongAsItsItems) {
   Writer meta;
   wire::WriteRequest{place->extent.grant, {{0, 50, 0}, {50, UINT64_MAX, 0}}}.encode(meta);
   EXPECT_EQ(peer.call(Opcode::kWrite, meta, block_of(1, 49))->status.code, Code::kProtocolError);
+  for (const uint64_t rest : {uint64_t{51}, UINT64_MAX}) {
+    Peer several(*server);
+    ASSERT_TRUE(several.login());
+    const uint64_t grant = several.reserve(key_of(2), 100)->extent.grant;
+    const std::vector<wire::ReservedRange> ranges{{grant, {0, 50, 0}}, {grant, {50, rest, 0}}};
+    Writer items;
+    wire::encode_items<wire::ReservedRange>(items, ranges);
+    EXPECT_EQ(several.call(Opcode::kWrite, items, block_of(1, 100), wire::kFlagSeveral)->status.code,
+              Code::kProtocolError);
+    EXPECT_TRUE(several.closed_by_node());
+  }
+  Peer cut(*server);  // one byte of a range is missing
+  ASSERT_TRUE(cut.login());
+  const wire::ReservedRange range{1, {0, 50, 0}};
+  Writer items;
+  wire::encode_items<wire::ReservedRange>(items, std::span(&range, 1));
+  items.bytes().pop_back();
+  EXPECT_EQ(cut.call(Opcode::kWrite, items, block_of(1, 50), wire::kFlagSeveral)->status.code,
+            Code::kProtocolError);
 }
 
 TEST_F(HostileTest, EveryTruncationOfAFrameStoresNothing) {

@@ -149,6 +149,53 @@ TEST_F(OperationsTest, LookupReadRelease) {
   EXPECT_TRUE(peer.call(Opcode::kRelease, Peer::grants_meta({1, 2}))->status.is_ok());
 }
 
+// One frame with ranges of several reservations: each has a code of its own.
+TEST_F(OperationsTest, AWriteOfSeveralReservations) {
+  start();
+  Peer peer(*server), other(*server);
+  ASSERT_TRUE(peer.login() && other.login());
+  const Bytes first = block_of(1, 3000), second = block_of(2, 5000), foreign = block_of(3, 1000);
+  const uint64_t a = peer.reserve(key_of(1), first.size())->extent.grant;
+  const uint64_t b = peer.reserve(key_of(2), second.size())->extent.grant;
+  const uint64_t others = other.reserve(key_of(3), foreign.size())->extent.grant;
+  Bytes payload;
+  std::vector<wire::ReservedRange> ranges;
+  const auto part_of = [](const Bytes& block, size_t offset, size_t length) {
+    return Bytes(block.begin() + static_cast<ptrdiff_t>(offset),
+                 block.begin() + static_cast<ptrdiff_t>(offset + length));
+  };
+  const auto add = [&](uint64_t grant, uint64_t offset, const Bytes& bytes, uint32_t wrong = 0) {
+    ranges.push_back({grant, {offset, bytes.size(), crc32c(bytes) ^ wrong}});
+    payload.insert(payload.end(), bytes.begin(), bytes.end());
+  };
+  add(b, 0, part_of(second, 0, 2000));
+  add(a, 0, first);
+  add(others, 0, foreign);
+  add(b, 2000, part_of(second, 2000, 3000));
+  add(99'999, 0, foreign);
+  add(a, 2500, part_of(first, 0, 600));
+  Writer meta;
+  wire::encode_items<wire::ReservedRange>(meta, ranges);
+  EXPECT_EQ(Peer::codes(peer.call(Opcode::kWrite, meta, payload, wire::kFlagSeveral)),
+            (std::vector<Code>{Code::kOk, Code::kOk, Code::kReservationUnknown, Code::kOk,
+                               Code::kReservationUnknown, Code::kInvalidArgument}));
+  EXPECT_EQ(peer.commit(a, crc32c(first)), Code::kOk);
+  EXPECT_EQ(peer.commit(b, crc32c(second)), Code::kOk);
+  EXPECT_EQ(peer.get(key_of(1)), std::pair(Code::kOk, first));
+  EXPECT_EQ(peer.get(key_of(2)), std::pair(Code::kOk, second));
+  EXPECT_EQ(other.commit(others, crc32c(foreign)), Code::kIncomplete) << "nothing came into it";
+
+  const uint64_t c = peer.reserve(key_of(4), first.size())->extent.grant;
+  ranges.clear();
+  payload.clear();
+  add(c, 0, first, 1);
+  meta.bytes().clear();
+  wire::encode_items<wire::ReservedRange>(meta, ranges);
+  EXPECT_EQ(Peer::codes(peer.call(Opcode::kWrite, meta, payload, wire::kFlagSeveral)),
+            (std::vector<Code>{Code::kChecksumMismatch}));
+  EXPECT_EQ(peer.commit(c, crc32c(first)), Code::kIncomplete);
+}
+
 TEST_F(OperationsTest, ReserveWriteCommit) {
   start();
   Peer peer(*server), other(*server);

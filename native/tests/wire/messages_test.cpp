@@ -96,6 +96,7 @@ TEST(Messages, ItemsHaveTheirStatedWireSize) {
   EXPECT_EQ(size_of(ReserveItem{}), ReserveItem::kWireBytes);
   EXPECT_EQ(size_of(ReserveResult{}), ReserveResult::kWireBytes);
   EXPECT_EQ(size_of(WriteRange{}), WriteRange::kWireBytes);
+  EXPECT_EQ(size_of(ReservedRange{}), ReservedRange::kWireBytes);
   EXPECT_EQ(size_of(CommitItem{}), CommitItem::kWireBytes);
   EXPECT_EQ(size_of(StatResult{}), StatResult::kWireBytes);
   EXPECT_EQ(size_of(ListItem{}), ListItem::kWireBytes);
@@ -183,6 +184,7 @@ TEST(Messages, RandomBytesNeverDecodeOutOfBounds) {
     (void)HelloRequest::decode(bytes);
     (void)ReserveRequest::decode(bytes);
     (void)WriteRequest::decode(bytes);
+    (void)decode_all_items<ReservedRange>(bytes);
     (void)PinRequest::decode(bytes);
     Reader stat(bytes);
     (void)NodeStatResponse::decode(stat);

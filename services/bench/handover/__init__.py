@@ -1,1 +1,1 @@
-"""What one request gets from prefill, transfer and decode in different engines; one file per case."""
+"""The hand-over between prefill and decode, case by case: `mooncache bench handover`."""

@@ -64,6 +64,10 @@ class TransferNode:
         """Processor time of the node's process so far."""
         return float(self._worker.ask("cpu")["seconds"])
 
+    def stats(self) -> dict[str, int]:
+        """The counters of the node's native server."""
+        return {name: int(value) for name, value in self._worker.ask("stats").items() if name != "ok"}
+
     def close(self) -> None:
         self._worker.close()
         self._folder.cleanup()
@@ -89,7 +93,7 @@ def _child(unix_path: str, arena_bytes: int) -> None:
     try:
         serve(
             {"port": server.endpoints()["tcp_port"]},
-            {"cpu": lambda: {"seconds": time.process_time()}},
+            {"cpu": lambda: {"seconds": time.process_time()}, "stats": server.stats},
         )
     finally:
         server.stop(1.0)

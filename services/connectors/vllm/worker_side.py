@@ -19,6 +19,7 @@ from mooncache.client.figures import Figures, figures, growth
 from mooncache.client.keys import split_keys
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
@@ -136,7 +137,13 @@ class WorkerSide:
             save_queue_bytes_max=connector.save_queue_bytes_max,
             changed=self._changed,
         )
-        if connector.layerwise and isinstance(memory, HostMemory):
+        reason = why_whole_blocks(
+            wanted=connector.layerwise,
+            in_host_memory=isinstance(memory, HostMemory),
+            full_graphs=replays_full_graphs(self._config),
+        )
+        _log.info(Event.CONNECTOR_SAVES, layerwise=not reason, reason=reason)
+        if not reason and isinstance(memory, HostMemory):
             self._layers = LayerSaver(
                 self._link,
                 memory,
@@ -207,6 +214,7 @@ class WorkerSide:
 
     def start_saves(self, orders: StepOrders) -> None:
         """Start the step's saves, for vLLM's `wait_for_save`. Unpinned blocks are saved before it returns."""
+        layered: list[TransferJob] = []
         for transfer in orders.saves:
             if self._mover is None or not self._orders_hold:
                 self._ends.saves[transfer.name] = SaveEnd(frozenset())
@@ -217,9 +225,11 @@ class WorkerSide:
             elif self._layers is not None:
                 job = self._job(transfer)
                 self._layered[job.name] = job
-                self._layers.finish(job)
+                layered.append(job)
             else:
                 self._mover.save(self._job(transfer))
+        if self._layers is not None and layered:
+            self._layers.finish(*layered)
         if orders.saves and not orders.pinned:
             self._wait_saved(self._settings.connector.save_timeout_s * 2)
 
