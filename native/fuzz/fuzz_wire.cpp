@@ -81,10 +81,6 @@ void lengths(Bytes bytes) {
     const auto total = wire::payload_bytes(std::span<const wire::PutItem>(*put));
     require(!total || *total <= wire::kMaxPayloadBytes);
   }
-  if (const auto write = wire::WriteRequest::decode(bytes)) {
-    const auto total = wire::payload_bytes(std::span<const wire::WriteRange>(write->ranges));
-    require(!total || *total <= wire::kMaxPayloadBytes);
-  }
   if (const auto write = wire::decode_all_items<wire::ReservedRange>(bytes)) {
     const auto total = wire::payload_bytes(std::span<const wire::ReservedRange>(*write));
     require(!total || *total <= wire::kMaxPayloadBytes);

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
@@ -25,8 +25,8 @@ from mooncache.client.device import (
     in_device,
 )
 from mooncache.client.gpu_direct import GpuDirect
-from mooncache.client.keys import KEY_BYTES, Key, pack_keys, to_block_key, to_block_keys
-from mooncache.client.limits import MAX_BATCH, MAX_REPLICAS, MAX_TTL_S, check_count, check_timeout
+from mooncache.client.keys import KEY_BYTES, Key, batch_chain, batch_keys, pack_keys, to_block_key
+from mooncache.client.limits import MAX_REPLICAS, MAX_TTL_S, check_count, check_timeout
 from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native, map_rows
 from mooncache.client.registered import RegisteredBuffer
@@ -125,21 +125,6 @@ class ClientCore:
     def _timeout(self, timeout_s: float | None) -> float:
         return self._default_timeout_s if timeout_s is None else check_timeout(timeout_s)
 
-    @staticmethod
-    def _batch(keys: Iterable[Key]) -> list[bytes]:
-        block_keys = to_block_keys(keys)
-        if len(block_keys) > MAX_BATCH:
-            raise InvalidArgument(
-                f"A batch may have at most {MAX_BATCH} keys; got {len(block_keys)}. Split it."
-            )
-        return block_keys
-
-    def _chain(self, keys: Iterable[Key] | bytes) -> bytes:
-        """The keys packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
-        if isinstance(keys, bytes) and not len(keys) % KEY_BYTES and len(keys) <= MAX_BATCH * KEY_BYTES:
-            return keys
-        return pack_keys(self._batch(cast("Iterable[Key]", keys)))
-
     def _located(
         self,
         block_keys: list[bytes],
@@ -178,7 +163,7 @@ class ClientCore:
         cancel: CancelToken | None = None,
         prefer_node: str | None = None,
     ) -> res.PutResult:
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         if isinstance(values, (bytes, bytearray, memoryview, str)):
             raise InvalidArgument("Expected a list of values, got a single buffer. Wrap it: [value].")
         sources = [buf.to_source(value) for value in values]
@@ -223,7 +208,7 @@ class ClientCore:
         cancel: CancelToken | None = None,
         offsets: Sequence[int] | None = None,
     ) -> res.GetResult:
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         if isinstance(destinations, (bytearray, memoryview)):
             raise InvalidArgument("Expected a list of destinations, got a single buffer. Wrap it: [buffer].")
         targets = [buf.to_destination(value) for value in destinations]
@@ -314,7 +299,7 @@ class ClientCore:
         cancel: CancelToken | None,
     ) -> list[T]:
         """A native get into memory made once the size is known: for each key what holds the bytes, or the code."""
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         if not block_keys:
             return []
         limit_s = self._timeout(timeout_s)
@@ -348,7 +333,7 @@ class ClientCore:
         timeout_s: float | None,
         cancel: CancelToken | None = None,
     ) -> ReservationBatch:
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         check_count("block_bytes", block_bytes, 1, 1 << 62)
         prefer = None if prefer_node is None else self._view.node_index(prefer_node)
         call, limit_s = self._core().reserve_many, self._timeout(timeout_s)
@@ -359,7 +344,7 @@ class ClientCore:
     def exists_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
     ) -> tuple[bool, ...]:
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         if not block_keys:
             return ()
         core = self._core()
@@ -377,7 +362,7 @@ class ClientCore:
         timeout_s: float | None,
         cancel: CancelToken | None = None,
     ) -> res.MatchResult:
-        packed = self._chain(keys)
+        packed = batch_chain(keys)
         count = len(packed) // KEY_BYTES
         if not count:
             return res.MatchResult(0, ())
@@ -397,7 +382,7 @@ class ClientCore:
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
     ) -> tuple[tuple[int, res.BlockStat | None], ...]:
         """Code and stat of each key; the stat is None unless the code is 0."""
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         if not block_keys:
             return ()
         core = self._core()
@@ -432,7 +417,7 @@ class ClientCore:
         keys: Iterable[Key],
         timeout_s: float | None,
     ) -> res.BatchResult:
-        block_keys = self._batch(keys)
+        block_keys = batch_keys(keys)
         if not block_keys:
             return res.BatchResult(())
         core = self._core()
@@ -463,7 +448,7 @@ class ClientCore:
 
     def give_up(self, keys: Iterable[Key] | bytes, node: str | None, timeout_s: float | None) -> int:
         index = known_index(self._view, node)
-        return call_native(self._core().give_up, self._chain(keys), self._timeout(timeout_s), index)
+        return call_native(self._core().give_up, batch_chain(keys), self._timeout(timeout_s), index)
 
     # --- nodes -----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from mooncache import _native
+from mooncache.client.limits import MAX_BATCH
 from mooncache.errors import InvalidArgument, KeyInvalid, TooLarge
 
 KEY_BYTES = 32
@@ -71,6 +73,21 @@ def to_block_keys(keys: Iterable[Key]) -> list[bytes]:
 def pack_keys(keys: Sequence[bytes]) -> bytes:
     """Block keys one after the other, as control messages carry them."""
     return b"".join(keys)
+
+
+def batch_keys(keys: Iterable[Key]) -> list[bytes]:
+    """The block keys of a call's batch. Raises InvalidArgument for more than a call may have."""
+    block_keys = to_block_keys(keys)
+    if len(block_keys) > MAX_BATCH:
+        raise InvalidArgument(f"A batch may have at most {MAX_BATCH} keys; got {len(block_keys)}. Split it.")
+    return block_keys
+
+
+def batch_chain(keys: Iterable[Key] | bytes) -> bytes:
+    """The same, packed; a chain that is packed already, thousands of keys perhaps, is not taken apart."""
+    if isinstance(keys, bytes) and not len(keys) % KEY_BYTES and len(keys) <= MAX_BATCH * KEY_BYTES:
+        return keys
+    return pack_keys(batch_keys(cast("Iterable[Key]", keys)))
 
 
 def count_keys(keys: bytes, count_max: int, name: str = "keys") -> int:

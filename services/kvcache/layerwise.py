@@ -1,9 +1,10 @@
 """Saving blocks layer by layer while the engine computes the next layer.
 
-Idea: the blocks of a step are reserved in the pool when their first layer is done, each layer of all of them is written
-in one call as it comes, and one commit follows the last one. No reader sees a block before that. Layers for which the
-engine's hook did not fire are written at the end, so the result is the same whether hooks fire or not. What is lost of
-one block costs that block only. One thread does it in order; its queue is bounded by the bytes of the blocks in it.
+Idea: the blocks of a step are reserved in the pool when their first layer is done (those for one node together), each
+layer of all of them is written in one call as it comes, and one commit follows the last one. No reader sees a block
+before that. Layers for which the engine's hook did not fire are written at the end, so the result is the same whether
+hooks fire or not. What is lost of one block costs that block only. One thread does it in order; its queue is bounded by
+the bytes of the blocks in it.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ class _JobSave:
 
 @dataclass(slots=True)
 class _StepSave:
-    """The blocks that one step of the engine completes."""
+    """The blocks that one step of the engine completes, of those that one node should take."""
 
     started_s: float
+    node: str
     saves: list[_JobSave] = field(default_factory=list)
     unfinished: set[str] = field(default_factory=set)
     deadline_s: float = 0.0
@@ -152,19 +154,20 @@ class LayerSaver:
         self._thread.join(timeout_s)
 
     def _enter(self, jobs: Sequence[TransferJob]) -> list[_StepSave]:
-        """The steps that these jobs belong to, those that are new together in one. What has no room has none."""
-        new = _StepSave(time.monotonic())
+        """The steps that these jobs belong to: one for the new ones of each node. What has no room has none."""
+        new: dict[str, _StepSave] = {}
         for job in jobs:
             if self._closed or job.name in self._open:
                 continue
             size = len(job.blocks) * self._memory.block_bytes
             if self._bytes + size <= self._queue_bytes_max:
-                new.saves.append(_JobSave(job, size))
-                new.unfinished.add(job.name)
-                self._open[job.name] = new
+                step = new.setdefault(job.node, _StepSave(time.monotonic(), job.node))
+                step.saves.append(_JobSave(job, size))
+                step.unfinished.add(job.name)
+                self._open[job.name] = step
                 self._bytes += size
-        steps = {id(step): step for job in jobs if (step := self._open.get(job.name)) is not None}
-        return list(steps.values())
+        known = [self._open[job.name] for job in jobs if job.name in self._open]
+        return list({id(step): step for step in known}.values())
 
     # --- the thread ------------------------------------------------------------------------------------------
 
@@ -223,7 +226,9 @@ class LayerSaver:
             step.open_all(self._absent(client, step))
             if step.open:
                 keys = [save.job.keys[index] for save, index in step.reserved]
-                step.batch = client.reserve_many(keys, self._memory.block_bytes, timeout_s=step.left_s())
+                step.batch = client.reserve_many(
+                    keys, self._memory.block_bytes, prefer_node=step.node or None, timeout_s=step.left_s()
+                )
         except MooncacheError as error:
             self._link.failed(Call.SAVE, error)
             step.lose(step.open, reason_of(error.code))

@@ -70,7 +70,12 @@ class PoolClient(Protocol):
     ) -> MatchResult: ...
 
     def reserve_many(
-        self, keys: Iterable[Key], block_bytes: int, *, timeout_s: float | None = None
+        self,
+        keys: Iterable[Key],
+        block_bytes: int,
+        *,
+        prefer_node: str | None = None,
+        timeout_s: float | None = None,
     ) -> ReservationBatch: ...
 
     def watch(self) -> BlockWatch: ...

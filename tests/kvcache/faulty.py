@@ -93,7 +93,9 @@ class FaultyPool:
         run = next((i for i, there in enumerate(present) if not there), len(present))
         return MatchResult(run, present, self.unreachable_nodes)
 
-    def reserve_many(self, keys: Any, block_bytes: int, *, timeout_s: float | None = None) -> Any:
+    def reserve_many(
+        self, keys: Any, block_bytes: int, *, prefer_node: str | None = None, timeout_s: float | None = None
+    ) -> Any:
         self._enter("reserve")
         raise error_for(300, "full")
 

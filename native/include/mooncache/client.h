@@ -142,7 +142,8 @@ struct CallOptions {
   // cancel token does. For what can be seen only by looking, as Python sees signals.
   bool (*interrupted)() = nullptr;
   std::optional<uint32_t> node;  // only this node (by index)
-  // put, reserve: this node first, where it takes new blocks; else where placement says.
+  // put: the first copy goes there when the node takes new blocks, else where placement says. reserve: so
+  // does the block.
   std::optional<uint32_t> prefer_node;
   bool all_nodes = false;  // questions go to every node, however many there are
   // All slices are addresses of one GPU, in buffers that register_device_buffer() knows. Blocks go in place

@@ -79,8 +79,7 @@ class ReserveCall {
       return Status::ok();
     }
     const uint32_t preferred = options_.prefer_node ? map_->position(*options_.prefer_node) : kNoNode;
-    const bool first = preferred != kNoNode && map_->infos[preferred].state == NodeHealth::kActive &&
-                       map_->infos[preferred].weight > 0;
+    const bool first = preferred != kNoNode && takes_new_blocks(map_->infos[preferred]);
     for (size_t i = 0; i < items_.size(); ++i) {
       std::vector<uint32_t>& places = items_[i].places;
       if (first) places.push_back(preferred);

@@ -242,10 +242,8 @@ void ReservedRange::encode(Writer& out) const {
   range.encode(out);
 }
 ReservedRange ReservedRange::decode(Reader& in) {
-  ReservedRange item;
-  item.reservation = in.u64();
-  item.range = WriteRange::decode(in);
-  return item;
+  const uint64_t reservation = in.u64();
+  return {reservation, WriteRange::decode(in)};
 }
 
 void CommitItem::encode(Writer& out) const {
@@ -590,9 +588,6 @@ std::optional<Status> decode_status(Reader& in) {
 
 std::optional<uint64_t> payload_bytes(std::span<const PutItem> items) {
   return sum_bytes(items, [](const PutItem& item) { return item.size; });
-}
-std::optional<uint64_t> payload_bytes(std::span<const WriteRange> ranges) {
-  return sum_bytes(ranges, [](const WriteRange& range) { return range.length; });
 }
 std::optional<uint64_t> payload_bytes(std::span<const ReservedRange> ranges) {
   return sum_bytes(ranges, [](const ReservedRange& item) { return item.range.length; });

@@ -363,7 +363,6 @@ std::optional<Status> decode_status(Reader& in);
 
 // Sum of the payload bytes that a PUT or WRITE announces; nullopt when it overflows or passes the limit.
 std::optional<uint64_t> payload_bytes(std::span<const PutItem> items);
-std::optional<uint64_t> payload_bytes(std::span<const WriteRange> ranges);
 std::optional<uint64_t> payload_bytes(std::span<const ReservedRange> ranges);
 std::optional<uint64_t> payload_bytes(std::span<const GetResult> results);
 

@@ -234,8 +234,8 @@ class WorkerSide:
             self._wait_saved(self._settings.connector.save_timeout_s * 2)
 
     def _layers_saved(self, report: SaveReport) -> None:
-        """A save by layers has ended. Its blocks go where placement puts them: whoever waits for them at a node looks
-        again. Called by the saver's thread, or by `start_saves`."""
+        """A save by layers has ended. A block may lie elsewhere than at the node where it is awaited: whoever waits for
+        it there looks again. Called by the saver's thread, or by `start_saves`."""
         assert self._mover is not None
         job = self._layered.pop(report.name, None)
         if job is not None:
