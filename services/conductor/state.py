@@ -25,6 +25,7 @@ from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.config import Config
 from mooncache.kvcache.block_index import BlockIndex, native_index
+from mooncache.kvcache.keys import passport_from_json, shard_count
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.metrics import Metrics
 
@@ -99,6 +100,13 @@ class ConductorState:
                 await self._changed.wait()
         except TimeoutError:
             pass
+
+    def shards_of(self, model: str) -> int:
+        """In how many parts the engines of a model keep a block."""
+        for instance in self.core.registry.of_model(model):
+            if instance.info.passport_json:
+                return shard_count(passport_from_json(instance.info.passport_json))
+        return 1
 
     # --- what can wait
     # -------------------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ Without an answer blocks count as absent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from mooncache.client.aio import AsyncClient
+from mooncache.client.results import BlockTier, MapNodeState, NodeView
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
@@ -49,6 +50,20 @@ class PoolLookup:
     def node_count(self) -> int:
         """Store nodes that the cluster map names."""
         return len(self._client.nodes()) if self._client is not None else 0
+
+    def nodes_on(self, hosts: Sequence[str]) -> list[str]:
+        """One store node on each of these hosts, by name: the one that takes most new blocks.
+
+        Not the memory of GPUs: it is scarce, and processes on its host cannot map it.
+        """
+        best: dict[str, NodeView] = {}
+        for node in self._client.nodes() if self._client is not None else ():
+            if node.state is not MapNodeState.ACTIVE or node.weight <= 0 or node.tier == BlockTier.HBM:
+                continue
+            known = best.get(node.host_id)
+            if known is None or node.weight > known.weight:
+                best[node.host_id] = node
+        return [best[host].node_id for host in hosts if host in best]
 
     async def connect(self) -> bool:
         """Connect when there is no client yet; return whether one was made. Raises MooncacheError."""

@@ -39,6 +39,7 @@ class RequestPlan:
     decision_id: str = ""  # "": no conductor made it
     summary: str = ""
     hit_tokens: int = 0  # leading prompt tokens that a cache held when the plan was made
+    shard_blocks: int = 0  # leading blocks whose keys of the other shards the conductor wants
 
 
 class WaitCut(StrEnum):
