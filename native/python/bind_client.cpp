@@ -129,6 +129,7 @@ ClientConfig to_config(const nb::dict& from) {
   take(from, "retry_percent", config.retry_percent, known);
   take(from, "retry_burst", config.retry_burst, known);
   take(from, "fanout_nodes_max", config.fanout_nodes_max, known);
+  take(from, "survey_ms", config.survey_ms, known);
   take(from, "location_cache_keys", config.location_cache_keys, known);
   take(from, "receive_pool_bytes", config.receive_pool_bytes, known);
   take(from, "registered_bytes_max", config.registered_bytes_max, known);

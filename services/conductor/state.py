@@ -26,6 +26,7 @@ from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.config import Config
 from mooncache.kvcache.block_index import BlockIndex, native_index
+from mooncache.kvcache.keys import passport_from_json, shard_count
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.metrics import Metrics
 
@@ -105,6 +106,13 @@ class ConductorState:
     def give_up(self) -> None:
         """Tell the store nodes of the blocks that are known by now not to come. It waits for nothing."""
         self.give_up_calls.start(self.core.take_give_ups(self.clock.now_s()))
+
+    def shards_of(self, model: str) -> int:
+        """In how many parts the engines of a model keep a block."""
+        for instance in self.core.registry.of_model(model):
+            if instance.info.passport_json:
+                return shard_count(passport_from_json(instance.info.passport_json))
+        return 1
 
     # --- what can wait
     # -------------------------------------------------------------------------------------------

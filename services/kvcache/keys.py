@@ -65,6 +65,43 @@ def request_keys(
     return public + private[len(public) :]
 
 
+def shard_count(passport: Passport) -> int:
+    """Shards of the engine: each keeps its own part of every block, under a key of its own."""
+    return passport.tp_size * passport.pp_size
+
+
+def other_shards(passport: Passport) -> list[Passport]:
+    """The passports of the engine's other shards, in the order of their ranks.
+
+    All have the layout of this one, which is so for tensor parallelism. Stages of a pipeline with different numbers of
+    layers have other layouts; keys that are made of these passports then name no block.
+    """
+    ranks = [(pp_rank, tp_rank) for pp_rank in range(passport.pp_size) for tp_rank in range(passport.tp_size)]
+    ranks.remove((passport.pp_rank, passport.tp_rank))
+    return [dataclasses.replace(passport, pp_rank=pp_rank, tp_rank=tp_rank) for pp_rank, tp_rank in ranks]
+
+
+def other_shard_keys(
+    passport: Passport,
+    tokens: Any,
+    blocks: int,
+    *,
+    salt: str = "",
+    public_tokens: int = 0,
+    public_salt: str = "",
+) -> bytes:
+    """Keys of the first complete blocks of `tokens`, at most `blocks`, under `other_shards`, one after the other.
+
+    Raises InvalidArgument as `request_keys` does.
+    """
+    leading = tokens[: blocks * passport.block_tokens]
+    public = min(public_tokens, len(leading))
+    return b"".join(
+        request_keys(shard, leading, salt=salt, public_tokens=public, public_salt=public_salt)
+        for shard in other_shards(passport)
+    )
+
+
 def passport_to_json(passport: Passport) -> str:
     """The passport as a JSON object of its fields."""
     import json

@@ -81,6 +81,8 @@ class Event(enum.StrEnum):
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
     INSTANCE_REBALANCED = "instance.rebalanced"  # an instance's role followed the load; see `needs_*`
     PREFIX_REPLICATED = "prefix.replicated"  # a hot prefix gets more copies in the pool
+    SPARES_RELEASED = "spares.released"  # copies on this node that were not read for a while went
+    SPARES_KEPT = "spares.kept"  # the master could not be asked to let spare copies go
     PREFIX_TRIMMED = "prefix.trimmed"  # a prefix with fewer readers lost copies in the pool
     PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master refused to change copies; retried later
     CACHE_REPORT_GAP = "cache.report_gap"  # a cache report shows a gap; a full one is requested

@@ -87,10 +87,19 @@ class _Peer:
                 known = _with_index(source, self._next_index % _SOURCE_LIMIT)
                 self._next_index += 1
                 self._sources[source.node_id] = known
-                self._epoch += 1
-                nodes = [*self._sources.values(), self._own]
-                call_native(self._client.set_map, self._epoch, [_as_dict(node) for node in nodes])
+                self._set_map()
             return known.index
+
+    def know_self(self) -> None:
+        """Make this node known, if no source was asked for yet."""
+        with self._lock:
+            if not self._epoch:
+                self._set_map()
+
+    def _set_map(self) -> None:
+        self._epoch += 1
+        nodes = [*self._sources.values(), self._own]
+        call_native(self._client.set_map, self._epoch, [_as_dict(node) for node in nodes])
 
 
 class NativeCopier:
@@ -122,6 +131,27 @@ class NativeCopier:
         return await loop.run_in_executor(
             self._pool, self._copy, tenant, keys, view_of_node(source), deadline_s
         )
+
+    async def reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]:
+        """How often each block here was read since it came; None for those that are not here.
+
+        Raises:
+            MooncacheError: the node's own data port does not answer.
+        """
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, self._reads, tenant, keys, timeout_s)
+
+    def _reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]:
+        peer = self._peer(tenant)
+        peer.know_self()
+        own = call_native(peer.client.stat, keys, timeout_s, None, _SELF_INDEX)
+        codes = [NotFound.code if item is None else item["code"] for item in own]
+        if any(code in _UNREACHABLE for code in codes):
+            raise NodeUnavailable("The node's own data port did not answer.")
+        return [
+            item["hits"] if item is not None and code == OK else None
+            for item, code in zip(own, codes, strict=True)
+        ]
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -31,9 +31,15 @@ from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service
 from mooncache.runtime.tls import channel_credentials
-from mooncache.store_node.background import keep_membership, relay_native_log, report_blocks
+from mooncache.store_node.background import (
+    keep_membership,
+    relay_native_log,
+    release_spares,
+    report_blocks,
+)
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
+from mooncache.store_node.core.spare_copies import SpareCopies
 from mooncache.store_node.metrics import NodeCollector
 from mooncache.store_node.ops import (
     copy_blocks,
@@ -133,6 +139,7 @@ class StoreNodeService(Service):
             rng=rng,
             link=MasterLink(targets, self._master_channel, clock, rng),
             planner=ReportPlanner(_MESSAGE_RECORDS_MAX * RECORD_BYTES),
+            spares=SpareCopies(node.spare_idle_s),
             started_s=clock.now_s(),
         )
         self.metrics.registry.register(NodeCollector(self._state, server))
@@ -163,6 +170,7 @@ class StoreNodeService(Service):
         return (
             Duty("keep_membership", lambda: keep_membership.run(state)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
+            Duty("release_spares", lambda: release_spares.run(state)),
             Duty("relay_native_log", lambda: relay_native_log.run(server, self.clock)),
         )
 

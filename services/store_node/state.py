@@ -17,6 +17,7 @@ from mooncache.client.terms import Terms
 from mooncache.proto.v1 import common_pb2, store_node_pb2
 from mooncache.runtime.clock import Clock
 from mooncache.store_node.core.report_planner import ReportPlanner
+from mooncache.store_node.core.spare_copies import SpareCopies
 from mooncache.store_node.fence import check_fence
 
 
@@ -78,6 +79,8 @@ class Copier(Protocol):
         self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float
     ) -> tuple[list[int], int]: ...
 
+    async def reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]: ...
+
 
 @dataclass(slots=True)
 class StoreNodeState:
@@ -92,6 +95,7 @@ class StoreNodeState:
     link: MasterLink | None
     copier: Copier | None = None
     planner: ReportPlanner = field(default_factory=ReportPlanner)
+    spares: SpareCopies = field(default_factory=SpareCopies)
     membership: NodeMembership = field(default_factory=NodeMembership)
     terms: Terms = field(default_factory=Terms)
     report_interval_s: float = 0.1

@@ -40,6 +40,29 @@ def test_enough_copies_stay_and_those_that_placement_names_first(
         assert trim.stay[: len(ranked)] == tuple(ranked[:count]), "clients would look elsewhere first"
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 7), unique=True, max_size=8), max_size=10),
+    st.integers(1, 4),
+    st.lists(st.integers(0, 7), unique=True, max_size=3),
+)
+def test_copies_near_the_readers_go_last(holders: list[list[int]], count: int, near: list[int]) -> None:
+    keys = [bytes([number]) * 32 for number in range(len(holders))]
+    for trim in plan_trims(keys, holders, NODES, count, keep=near):
+        wanted = [index for index in near if index in holders[trim.position]]
+        assert trim.stay[: len(wanted)] == tuple(wanted[:count])
+        assert sorted(trim.stay + trim.go) == sorted(holders[trim.position])
+
+
+def test_one_node_may_give_up_its_own_copy_only_and_not_the_last() -> None:
+    keys = [bytes([number]) * 32 for number in range(4)]
+    trims = plan_trims(keys, [[1, 2, 3], [2], [1, 3], [1, 2]], NODES, 1, only=2)
+    assert [(trim.position, trim.go) for trim in trims] == [(0, (2,)), (3, (2,))]
+    assert trims[1].stay == (1,)
+    assert len(trims[0].stay) == 1
+    assert trims[0].stay[0] in (1, 3)
+    assert plan_trims(keys, [[1, 2]] * 4, NODES, 2, only=2) == [], "two copies are to stay"
+
+
 async def _world(nodes: int = 4) -> World:
     world = World(5)
     for number in range(nodes):
@@ -75,6 +98,69 @@ def test_copies_beyond_the_number_go() -> None:
         mine = Token("other", admin=False, key=derive_tenant_key(CLUSTER.key, "other")).text
         other = await world.call("TrimBlocks", _trim(1), token=mine)
         assert set(other.codes) == {errors.NotFound.code}, "blocks of another tenant"
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_a_node_asks_for_its_own_copies_until_none_is_left_beside_the_last() -> None:
+    async def scenario() -> None:
+        world = await _world(3)
+        for number, left in enumerate((20, 10, 10)):
+            request = master_pb2.TrimBlocksRequest(keys=PACKED, replica_count=1, node_id=f"node-{number}")
+            done = await world.call("TrimBlocks", request)
+            assert list(done.codes) == [errors.OK] * 10
+            await world.converge()
+            assert len(world.truth()) == left
+            assert {key for _, key in world.truth()} == set(KEYS)
+        with pytest.raises(errors.UnknownNode):
+            await world.call(
+                "TrimBlocks", master_pb2.TrimBlocksRequest(keys=PACKED, replica_count=1, node_id="who")
+            )
+        many = master_pb2.TrimBlocksRequest(keys=PACKED, replica_count=1, keep_node_ids=["x"] * 65)
+        with pytest.raises(errors.InvalidArgument):
+            await world.call("TrimBlocks", many)
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_what_a_node_gives_up_and_another_one_has_to_fetch_is_spare_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The directory is behind: the copy that stays was dropped a moment ago."""
+    real, spare = SimNode._copy_blocks, []
+
+    async def watched(self: SimNode, state: object, request: Any, context: object) -> object:
+        answer: Any = await real(self, state, request, context)
+        spare.extend(request.spare for code in answer.codes if code == errors.OK)
+        return answer
+
+    monkeypatch.setattr(SimNode, "_copy_blocks", watched)
+
+    async def scenario() -> None:
+        world = await _world(2)
+        for key in KEYS:
+            world.nodes["node-1"].drop(key)
+        mine = master_pb2.TrimBlocksRequest(keys=PACKED, replica_count=1, node_id="node-0")
+        assert (await world.call("TrimBlocks", mine)).dropped_count == 10
+        assert spare == [True] * 10
+        await world.converge()
+        again = await world.call("TrimBlocks", mine)
+        assert set(again.codes) == {errors.NotFound.code}, "it holds none now"
+        assert {key for _, key in world.truth()} == set(KEYS)
+        await world.stop()
+
+    virtual_time.run(scenario(), seed=1)
+
+
+def test_copies_stay_where_they_are_to_be_kept() -> None:
+    async def scenario() -> None:
+        world = await _world()
+        keep = master_pb2.TrimBlocksRequest(keys=PACKED, replica_count=1, keep_node_ids=["gone", "node-2"])
+        assert (await world.call("TrimBlocks", keep)).dropped_count == 30
+        await world.converge()
+        assert {name for name, _ in world.truth()} == {"node-2"}
         await world.stop()
 
     virtual_time.run(scenario(), seed=1)

@@ -367,6 +367,9 @@ async def test_copies_are_bounded_by_the_callers_deadline() -> None:
             seen.append(timeout_s)
             return [0], 5
 
+        async def reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]:
+            return [None]
+
     state = make_state({"a:1": FakeMaster()})
     state.copier = Copier()
     source = common_pb2.NodeInfo(node_id="n2")

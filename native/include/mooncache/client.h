@@ -112,6 +112,7 @@ struct ClientConfig {
   uint32_t retry_percent = 20;  // retries allowed per 100 operations, beside a burst
   uint32_t retry_burst = 64;
   uint32_t fanout_nodes_max = 8;  // up to so many nodes, a get asks all before it gives up
+  uint32_t survey_ms = 50;  // how long a large get there asks all nodes for copies first; 0 = it does not
   uint64_t location_cache_keys = 1 << 18;
   uint32_t reservation_lanes_max = 16;  // per node
   uint32_t reservations_per_lane = 64;

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <random>
 #include <thread>
 
 #include "client/impl.h"
@@ -30,10 +31,16 @@ Status check_config(const ClientConfig& config) {
     return bad("frame_bytes must be 4096 to 67108864");
   if (config.registered_buffers_max > 65'536) return bad("registered_buffers_max must be at most 65536");
   if (config.receive_pool_bytes > (1ull << 40)) return bad("receive_pool_bytes must be at most 1 TiB");
+  if (config.survey_ms > 60'000) return bad("survey_ms must be at most 60000");
   if (config.connect_timeout_ms < 1) return bad("connect_timeout must be positive");
   if (config.breaker_failures < 1) return bad("breaker_failures must be at least 1");
   if (config.location_cache_keys > (1ull << 28)) return bad("location_cache_keys must be at most 268435456");
   return Status::ok();
+}
+
+uint64_t random_seed() {
+  std::random_device source;
+  return uint64_t{source()} << 32 | source();
 }
 
 }  // namespace
@@ -71,6 +78,7 @@ Client::Impl::Impl(ClientConfig config_in)
       receive_pool(std::make_shared<ReceivePool>(buffers, config.receive_pool_bytes)),
       keeper(std::make_unique<LaneKeeper>(config.ping_interval_ms)),
       fork_generation(fork_generation_now()),
+      spread_seed(random_seed()),
       current(std::make_shared<NodeMap>()),
       retries(config.retry_percent, config.retry_burst) {
   limits.connect_timeout_ms = config.connect_timeout_ms;
@@ -169,29 +177,31 @@ uint32_t Client::Impl::rank(const NodeMap& map, uint32_t position) {
   return read_rank(alive && !map.nodes[position]->breaker_open(steady_ms()), reach, node.medium);
 }
 
-void Client::Impl::learn(const NodeMap& map, const Key& key, const NearestTwo& nearest) {
-  if (nearest.first == kNoNode || map.nodes.size() < 2) return;
-  const bool two = nearest.second != kNoNode;
-  locations.learn(key, map.infos[nearest.first].index,
-                  two ? map.infos[nearest.second].index : LocationCache::kNowhere);
+void Client::Impl::learn(const NodeMap& map, const Key& key, const Nearest& nearest, bool asked_all) {
+  if (nearest.count == 0 || map.nodes.size() < 2) return;
+  std::array<uint32_t, Nearest::kMax> indices{};
+  for (size_t i = 0; i < nearest.count; ++i) indices[i] = map.infos[nearest.positions[i]].index;
+  locations.learn(key, std::span(indices).first(nearest.count),
+                  asked_all ? steady_seconds() : LocationCache::kNeverAsked);
 }
 
-uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried,
-                             bool count) {
+uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried) {
   const auto usable_position = [&](uint32_t position) {
     return position != kNoNode && std::find(tried.begin(), tried.end(), position) == tried.end();
   };
-  const LocationCache::Places cached = locations.find(key);
-  const uint32_t known[] = {map.position(cached.first), map.position(cached.second)};
-  if (count) {
-    const bool any = known[0] != kNoNode || known[1] != kNoNode;
-    counters.add(any ? Counter::kLocationHits : Counter::kLocationMisses);
-  }
-  NearestTwo nearest;
-  for (const uint32_t position : known) {
+  Nearest nearest;
+  for (const uint32_t index : locations.find(key).nodes) {
+    if (index == LocationCache::kNowhere) break;
+    const uint32_t position = map.position(index);
     if (usable_position(position)) nearest.offer(position, [&](uint32_t at) { return rank(map, at); });
   }
-  if (nearest.first != kNoNode) return nearest.first;
+  return nearest.count > 0 ? nearest.first() : guess_unknown(map, key, tried);
+}
+
+uint32_t Client::Impl::guess_unknown(const NodeMap& map, const Key& key, std::span<const uint32_t> tried) {
+  const auto usable_position = [&](uint32_t position) {
+    return std::find(tried.begin(), tried.end(), position) == tried.end();
+  };
   for (const uint32_t position : map.local) {
     if (usable_position(position)) return position;
   }
@@ -328,8 +338,9 @@ std::vector<uint32_t> Client::unlocated(std::span<const Key> keys) const {
   const auto map = impl_->map();
   if (map->nodes.size() <= impl_->config.fanout_nodes_max) return positions;
   for (uint32_t i = 0; i < keys.size(); ++i) {
-    const LocationCache::Places places = impl_->locations.find(keys[i]);
-    if (map->position(places.first) == kNoNode && map->position(places.second) == kNoNode)
+    const auto nodes = impl_->locations.find(keys[i]).nodes;
+    if (std::all_of(nodes.begin(), nodes.end(),
+                    [&](uint32_t index) { return map->position(index) == kNoNode; }))
       positions.push_back(i);
   }
   return positions;
@@ -341,14 +352,14 @@ Status Client::learn_locations(std::span<const Key> keys, std::span<const std::b
   ReadRanks ranks(*impl_, *map);
   for (const Key& key : keys) {
     const uint16_t count = in.u16();
-    NearestTwo nearest;
+    Nearest nearest;
     for (uint16_t i = 0; i < count && in.ok(); ++i) {
       const uint32_t position = map->position(in.u16());
       (void)in.u16();
       (void)in.u64();
-      if (position != kNoNode) nearest.offer(position, ranks);
+      if (position != kNoNode) nearest.offer(position, ranks.order_for(key));
     }
-    if (in.ok()) impl_->learn(*map, key, nearest);
+    if (in.ok()) impl_->learn(*map, key, nearest, true);
   }
   if (!in.done()) return {Code::kInvalidArgument, "the packed locations are not one record per key"};
   return Status::ok();

@@ -33,7 +33,7 @@ std::vector<Question> Client::Impl::questions(const NodeMap& map, std::span<cons
   if (!all_nodes && !options.node) {
     for (uint32_t i = 0; i < keys.size(); ++i) {
       std::vector<uint32_t> chosen;
-      for (uint32_t next; chosen.size() < 3 && (next = guess(map, keys[i], chosen, false)) != kNoNode;) {
+      for (uint32_t next; chosen.size() < 3 && (next = guess(map, keys[i], chosen)) != kNoNode;) {
         chosen.push_back(next);
         asked[next].items.push_back(i);
       }
@@ -113,6 +113,27 @@ Status Client::Impl::one_call(uint32_t index, const CallProgram::Call& call, con
   return task.status ? answer : task.status;
 }
 
+std::vector<Nearest> Client::Impl::ask_holders(const NodeMap& map, std::span<const Question> asked,
+                                               std::span<const Key> keys, const CallOptions& options,
+                                               std::vector<Status>& ends, uint16_t flags) {
+  std::vector<Nearest> nearest(keys.size());
+  ReadRanks ranks(*this, map);
+  request_keys(
+      map, asked, keys, wire::Opcode::kMatch, flags, std::nullopt, options,
+      [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
+        if (!status) return status;
+        const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
+        if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
+        for (size_t i = 0; i < items.size(); ++i) {
+          if ((std::to_integer<unsigned>(answer->bitmap[i / 8]) >> (i % 8) & 1) == 0) continue;
+          nearest[items[i]].offer(question.position, ranks.order_for(keys[items[i]]));
+        }
+        return Status::ok();
+      },
+      ends);
+  return nearest;
+}
+
 Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, const CallOptions& options) {
   if (Status status = check_call(keys.size(), options); !status) return status;
   MatchReport report;
@@ -124,36 +145,25 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
     return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   counters.add(Counter::kMatchKeys, keys.size());
   const auto asked = questions(*map_now, keys, options, report.unreachable_nodes);
-  ReadRanks ranks(*this, *map_now);
-  std::vector<NearestTwo> nearest(keys.size());
   std::vector<Status> ends;
-  request_keys(
-      *map_now, asked, keys, wire::Opcode::kMatch, touch ? wire::kFlagTouch : 0, std::nullopt, options,
-      [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
-        if (!status) return status;
-        const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
-        if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
-        for (size_t i = 0; i < items.size(); ++i) {
-          if ((std::to_integer<unsigned>(answer->bitmap[i / 8]) >> (i % 8) & 1) == 0) continue;
-          nearest[items[i]].offer(question.position, ranks);
-          report.bitmap[items[i] / 8] |= std::byte{1} << (items[i] % 8);
-        }
-        return Status::ok();
-      },
-      ends);
+  const std::vector<Nearest> nearest =
+      ask_holders(*map_now, asked, keys, options, ends, touch ? wire::kFlagTouch : 0);
   for (const Status& end : ends) {
     if (end.code == Code::kCancelled || end.code == Code::kClosed) return end;
     report.unreachable_nodes += end ? 0 : 1;
   }
   if (!ends.empty() && asked.size() == 1 && !ends[0]) return ends[0];  // no node answered: say why
+  const bool asked_all =
+      !options.node && (options.all_nodes || map_now->nodes.size() <= config.fanout_nodes_max);
   bool leading = true;
   for (size_t i = 0; i < keys.size(); ++i) {
-    const bool here = nearest[i].first != kNoNode;
+    const bool here = nearest[i].count > 0;
     leading = leading && here;
     report.leading_run += leading ? 1 : 0;
     report.present += here ? 1 : 0;
-    if (here) report.nodes[i] = map_now->infos[nearest[i].first].index;
-    learn(*map_now, keys[i], nearest[i]);
+    if (here) report.bitmap[i / 8] |= std::byte{1} << (i % 8);
+    if (here) report.nodes[i] = map_now->infos[nearest[i].first()].index;
+    learn(*map_now, keys[i], nearest[i], asked_all);
   }
   return report;
 }

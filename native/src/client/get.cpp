@@ -1,7 +1,11 @@
 // get: rounds over guessed places. In each round every unresolved block is asked of one node, all nodes in
 // parallel; a miss, wrong bytes or a failed node send the block on to its next guess, at last to the node
-// that MATCH finds among the nodes not tried yet.
+// that MATCH finds among the nodes not tried yet. Of several known copies the nearest ones share the reading
+// (nearness.h). Copies are known only to those who asked, so before much is read in a small cluster, all
+// nodes are asked.
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "client/impl.h"
 
@@ -48,6 +52,7 @@ class GetCall {
         break;
       }
       std::vector<uint32_t> lost;
+      if (!surveyed_ && (round > 0 || map_->local.size() != 1)) survey(open);
       assign(open, lost, round == 0);
       if (!lost.empty() && searches_ < kMaxSearches && !options_.node && map_->nodes.size() > 1) search(lost);
       if (works_.empty()) break;
@@ -71,6 +76,10 @@ class GetCall {
  private:
   static constexpr size_t kMaxRounds = 8;
   static constexpr size_t kMaxSearches = 3;
+  // From so many bytes on a round trip to all nodes is little beside the reading.
+  static constexpr uint64_t kSurveyBytes = 1 << 20;
+  static constexpr uint64_t kUnsizedBytes = 128 << 10;  // taken for the size of blocks that is not known
+  static constexpr uint32_t kSurveyLastsS = 60;
 
   // Blocks of device memory that cannot go in place are for another way.
   bool may_begin(uint32_t item) const { return batch_.device == nullptr || batch_.device->takes(item); }
@@ -93,6 +102,7 @@ class GetCall {
   // Gives each open item a node; those without a guess end up in `lost`.
   void assign(std::span<const uint32_t> open, std::vector<uint32_t>& lost, bool count) {
     works_.clear();
+    ranks_.reset();
     asked_.assign(map_->nodes.size(), 0);
     for (const uint32_t item : open) {
       for (;;) {
@@ -102,7 +112,7 @@ class GetCall {
           if (position == kNoNode && tried_[item].empty())
             note(item, {Code::kUnknownNode, 0, *options_.node});
         } else {
-          position = impl_.guess(*map_, batch_.blocks[item].key, tried_[item], count);
+          position = next_place(item, count);
         }
         if (position == kNoNode) {
           if (!options_.node) lost.push_back(item);
@@ -128,47 +138,146 @@ class GetCall {
     return asked_[position] == 1;
   }
 
-  // Asks the nodes that were not tried for the lost items, all at once, by MATCH.
+  bool was_tried(uint32_t item, uint32_t position) const {
+    return std::find(tried_[item].begin(), tried_[item].end(), position) != tried_[item].end();
+  }
+
+  // Where to read an item next: one of its known places, else a guess; kNoNode when there is none left.
+  uint32_t next_place(uint32_t item, bool count) {
+    const Key& key = batch_.blocks[item].key;
+    std::array<uint32_t, LocationCache::kPlaces> places{};
+    size_t usable = 0;
+    bool known = false;
+    for (const uint32_t index : impl_.locations.find(key).nodes) {
+      if (index == LocationCache::kNowhere) break;
+      const uint32_t position = map_->position(index);
+      if (position == kNoNode) continue;
+      known = true;
+      if (!was_tried(item, position)) places[usable++] = position;
+    }
+    if (count) impl_.counters.add(known ? Counter::kLocationHits : Counter::kLocationMisses);
+    if (usable == 0) return impl_.guess_unknown(*map_, key, tried_[item]);
+    return nearest_of(item, std::span(places).first(usable));
+  }
+
+  // Of several holders one of the nearest; those that are equally near share the reading.
+  uint32_t nearest_of(uint32_t item, std::span<uint32_t> holders) {
+    if (holders.size() == 1) return holders[0];
+    if (!ranks_) ranks_.emplace(impl_, *map_);
+    uint32_t least = kNoNode;
+    for (const uint32_t position : holders) least = std::min(least, (*ranks_)(position));
+    const auto end = std::remove_if(holders.begin(), holders.end(),
+                                    [&](uint32_t position) { return (*ranks_)(position) > least; });
+    return spread_.choose(
+        std::span(holders.begin(), end), likely_bytes(item),
+        [&](uint32_t position) { return map_->nodes[position]->reading_bytes(); },
+        [&, seed = is_small() ? impl_.spread_seed : impl_.seed_for(batch_.blocks[item].key)](
+            uint32_t position) { return turn_of(seed, map_->infos[position].index); });
+  }
+
+  // Small calls of a client stay with one of equal holders while it is idle: its connection is warm there.
+  bool is_small() {
+    if (!small_) {
+      uint64_t bytes = 0;
+      for (uint32_t item = 0; item < batch_.blocks.size(); ++item) bytes += likely_bytes(item);
+      small_ = bytes <= ReadSpread::kPieceBytes;
+    }
+    return *small_;
+  }
+
+  uint64_t likely_bytes(uint32_t item) const {
+    const uint64_t expected = expected_bytes(item);
+    return expected > 0 ? expected : kUnsizedBytes;
+  }
+
+  // Whether there may be copies of an item that are nearer than the known ones, or as near.
+  bool may_have_other_copies(uint32_t item) const {
+    const LocationCache::Places places = impl_.locations.find(batch_.blocks[item].key);
+    const bool lately =
+        places.asked_s != LocationCache::kNeverAsked && steady_seconds() - places.asked_s < kSurveyLastsS;
+    bool known = false;
+    for (const uint32_t index : places.nodes) {
+      const uint32_t position = map_->position(index);
+      if (position == kNoNode) continue;
+      known = true;
+      const std::string& host_id = map_->infos[position].host_id;
+      if (!host_id.empty() && host_id == impl_.config.host_id) return false;
+    }
+    return !known || !lately;
+  }
+
+  // Before much is read: asks all nodes what they hold of it, unless that is known. Who does not answer at
+  // once is not waited for, and not asked again for a while.
+  void survey(std::span<const uint32_t> open) {
+    surveyed_ = true;
+    const size_t nodes = map_->nodes.size();
+    if (options_.node || nodes < 2 || nodes > impl_.config.fanout_nodes_max || impl_.config.survey_ms == 0)
+      return;
+    uint64_t bytes = 0;
+    for (const uint32_t item : open) bytes += likely_bytes(item);
+    if (bytes < kSurveyBytes) return;
+    std::vector<uint32_t> items;
+    bytes = 0;
+    for (const uint32_t item : open) {
+      if (!may_have_other_copies(item)) continue;
+      items.push_back(item);
+      bytes += likely_bytes(item);
+    }
+    if (bytes < kSurveyBytes) return;
+    std::vector<uint32_t> all(items.size());
+    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+    std::vector<Question> asked;
+    const uint64_t now_ms = steady_ms();
+    for (uint32_t position = 0; position < map_->nodes.size(); ++position) {
+      Node& node = *map_->nodes[position];
+      if (map_->infos[position].state == NodeHealth::kDead || node.breaker_open(now_ms)) continue;
+      if (node.answers_at_once(now_ms)) asked.push_back({position, all});
+    }
+    CallOptions soon = options_;
+    soon.deadline =
+        Deadline::after_ms(options_.deadline.remaining_ms(static_cast<int>(impl_.config.survey_ms)));
+    std::vector<Status> ends;
+    const std::vector<Key> keys = keys_of(items);
+    const std::vector<Nearest> found = impl_.ask_holders(*map_, asked, keys, soon, ends);
+    impl_.counters.add(Counter::kSurveys);
+    for (size_t q = 0; q < asked.size(); ++q) {
+      if (!ends[q]) map_->nodes[asked[q].position]->answered_late(steady_ms());
+    }
+    for (size_t i = 0; i < items.size(); ++i) impl_.learn(*map_, keys[i], found[i], true);
+  }
+
+  std::vector<Key> keys_of(std::span<const uint32_t> items) const {
+    std::vector<Key> keys;
+    keys.reserve(items.size());
+    for (const uint32_t item : items) keys.push_back(batch_.blocks[item].key);
+    return keys;
+  }
+
+  // Asks the nodes that were not tried for the lost items.
   void search(std::span<const uint32_t> lost) {
     ++searches_;
     if (map_->nodes.size() > impl_.config.fanout_nodes_max) return;
-    std::vector<Key> keys;
-    for (const uint32_t item : lost) keys.push_back(batch_.blocks[item].key);
     std::vector<Question> asked;
     for (uint32_t position = 0; position < map_->nodes.size(); ++position) {
       Question question{position, {}};
       for (uint32_t i = 0; i < lost.size(); ++i) {
-        const auto& tried = tried_[lost[i]];
-        if (std::find(tried.begin(), tried.end(), position) == tried.end()) question.items.push_back(i);
+        if (!was_tried(lost[i], position)) question.items.push_back(i);
       }
       if (!question.items.empty() && usable(position)) asked.push_back(std::move(question));
     }
-    std::vector<NearestTwo> found(lost.size());
-    ReadRanks ranks(impl_, *map_);
     std::vector<Status> ends;
-    impl_.request_keys(
-        *map_, asked, keys, wire::Opcode::kMatch, 0, std::nullopt, options_,
-        [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
-          if (!status) return Status::ok();
-          const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
-          if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
-          for (size_t i = 0; i < items.size(); ++i) {
-            const auto bits = std::to_integer<unsigned>(answer->bitmap[i / 8]);
-            if ((bits >> (i % 8) & 1) != 0) found[items[i]].offer(question.position, ranks);
-          }
-          return Status::ok();
-        },
-        ends);
+    std::vector<Nearest> found = impl_.ask_holders(*map_, asked, keys_of(lost), options_, ends);
     for (size_t q = 0; q < asked.size(); ++q) {
       if (ends[q]) continue;
       for (const uint32_t i : asked[q].items)
         note(lost[i], {ends[q].code, 0, map_->infos[asked[q].position].index});
     }
     for (size_t i = 0; i < lost.size(); ++i) {
-      if (found[i].first == kNoNode) continue;
-      impl_.learn(*map_, batch_.blocks[lost[i]].key, found[i]);
-      tried_[lost[i]].push_back(found[i].first);
-      work_for(found[i].first).items.push_back(lost[i]);
+      if (found[i].count == 0) continue;
+      impl_.learn(*map_, batch_.blocks[lost[i]].key, found[i], tried_[lost[i]].empty());
+      const uint32_t position = nearest_of(lost[i], std::span(found[i].positions).first(found[i].count));
+      tried_[lost[i]].push_back(position);
+      work_for(position).items.push_back(lost[i]);
     }
   }
 
@@ -216,6 +325,8 @@ class GetCall {
 
   void fetch() {
     std::vector<LaneTask> tasks(works_.size());
+    std::vector<ReadUnderWay> readings;
+    readings.reserve(works_.size());
     uint64_t bytes = 0;
     for (size_t i = 0; i < works_.size(); ++i) {
       auto& [position, work] = works_[i];
@@ -229,6 +340,7 @@ class GetCall {
       }
       bulk = bulk || work_bytes > kSmallCallBytes;
       Node& node = *map_->nodes[position];
+      readings.emplace_back(node, work_bytes);
       tasks[i].node = map_->nodes[position];
       tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
       tasks[i].use = bulk ? LaneUse::kBulk : LaneUse::kSmall;
@@ -343,7 +455,11 @@ class GetCall {
   std::vector<std::pair<uint32_t, uint32_t>> damaged_;  // position of the node, item
   uint64_t failures_ = 0;
   uint64_t usual_bytes_ = impl_.usual_bytes.load(std::memory_order_relaxed);
+  ReadSpread spread_;
+  std::optional<bool> small_;       // once it was asked
+  std::optional<ReadRanks> ranks_;  // of this round, once something is compared
   size_t searches_ = 0;
+  bool surveyed_ = false;
   bool no_one_sided_ = false;
 };
 

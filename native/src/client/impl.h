@@ -90,6 +90,7 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::atomic<uint64_t> usual_bytes{0};
   std::atomic<uint64_t> next_look_ms{0};  // at connections that are not in use
   uint64_t fork_generation = 0;
+  const uint64_t spread_seed;  // of this client; see nearness.h
 
   std::mutex mutex;  // map, retries, reservation lanes
   std::shared_ptr<const NodeMap> current;
@@ -114,11 +115,14 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
 
   // See nearness.h: smaller is read sooner.
   uint32_t rank(const NodeMap& map, uint32_t position);
-  void learn(const NodeMap& map, const Key& key, const NearestTwo& nearest);
+  uint64_t seed_for(const Key& key) const { return spread_seed ^ key.word(0); }
+  // `asked_all`: every node was asked, so there are no other copies.
+  void learn(const NodeMap& map, const Key& key, const Nearest& nearest, bool asked_all);
 
   // Where a block may be, best guess first, without what was tried already; kNoNode when there is no guess
-  // left.
-  uint32_t guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried, bool count);
+  // left. The second one is for a block that was not seen anywhere.
+  uint32_t guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried);
+  uint32_t guess_unknown(const NodeMap& map, const Key& key, std::span<const uint32_t> tried);
 
   // Which blocks of a call on device memory lie in registered buffers of the first such block's device.
   template <typename Blocks>
@@ -157,6 +161,10 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   void request_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
                     wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
                     const CallOptions& options, const KeysHandler& handle, std::vector<Status>& ends);
+  // Asks nodes by MATCH, all at once, which keys they hold: for each key the holders to be read first.
+  std::vector<Nearest> ask_holders(const NodeMap& map, std::span<const Question> asked,
+                                   std::span<const Key> keys, const CallOptions& options,
+                                   std::vector<Status>& ends, uint16_t flags = 0);
   Status one_call(uint32_t node, const CallProgram::Call& call, const CallOptions& options,
                   const CallProgram::Handler& handler);
   Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);
@@ -172,12 +180,22 @@ class ReadRanks {
     if (rank == kNoNode) rank = impl_.rank(map_, position);
     return rank;
   }
+  // Equal ranks in the order in which this client would read the key.
+  auto order_for(const Key& key) {
+    return [this, seed = impl_.seed_for(key)](uint32_t position) {
+      return uint64_t{(*this)(position)} << 32 | (~turn_of(seed, map_.infos[position].index) >> 32);
+    };
+  }
 
  private:
   Client::Impl& impl_;
   const NodeMap& map_;
   std::vector<uint32_t> known_;
 };
+
+inline uint32_t steady_seconds() {
+  return static_cast<uint32_t>(steady_ms() / 1000) + 1;
+}
 
 // True for codes that say "this node could not be asked", not "the block is not there".
 inline bool is_unreachable(Code code) {

@@ -1,4 +1,4 @@
-// Where blocks were seen last, up to two nodes for each: a hint, never a truth. Fixed memory: buckets of
+// Where blocks were seen last, up to four nodes for each: a hint, never a truth. Fixed memory: buckets of
 // eight, CLOCK inside a bucket.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <bit>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "mooncache/types.h"
@@ -20,35 +21,50 @@ class LocationCache {
         locks_(std::make_unique<std::array<std::mutex, 64>>()) {}
 
   static constexpr uint32_t kNowhere = UINT32_MAX;
-  // Indices of nodes, or kNowhere.
+  static constexpr size_t kPlaces = 4;
+  static constexpr uint32_t kNeverAsked = 0;
+  // Indices of nodes, the one to read first at the front; behind the last one kNowhere.
   struct Places {
-    uint32_t first = kNowhere;
-    uint32_t second = kNowhere;
+    std::array<uint32_t, kPlaces> nodes = {kNowhere, kNowhere, kNowhere, kNowhere};
+    uint32_t asked_s =
+        kNeverAsked;  // when all nodes were asked for the block; else copies may be missing here
   };
 
   Places find(const Key& key) {
+    Places places;
     const size_t at = index(key);
     const std::lock_guard lock((*locks_)[at % 64]);
     for (Entry& entry : buckets_[at].entries) {
-      if (entry.used && entry.key == key) {
-        entry.recent = true;
-        return entry.places;
-      }
+      if (!entry.used || entry.key != key) continue;
+      entry.recent = true;
+      for (size_t i = 0; i < kPlaces && entry.nodes[i] != kNone; ++i) places.nodes[i] = entry.nodes[i];
+      places.asked_s = entry.asked_s;
+      break;
     }
-    return {};
+    return places;
   }
 
-  // One node that was one of two before changes nothing: the other one was not asked.
-  void learn(const Key& key, uint32_t node, uint32_t other = kNowhere) {
+  // One node that was among those known before changes nothing: the other ones were not asked. `asked_s`: of
+  // an answer of all nodes, when it was given.
+  void learn(const Key& key, std::span<const uint32_t> nodes, uint32_t asked_s = kNeverAsked) {
+    Nodes packed;
+    packed.fill(kNone);
+    size_t count = 0;
+    for (const uint32_t node : nodes) {
+      if (node < kNone && count < kPlaces) packed[count++] = static_cast<uint16_t>(node);
+    }
+    if (count == 0) return;
     const size_t at = index(key);
     const std::lock_guard lock((*locks_)[at % 64]);
     Bucket& bucket = buckets_[at];
     Entry* place = nullptr;
     for (Entry& entry : bucket.entries) {
       if (entry.used && entry.key == key) {
-        if (other != kNowhere || (entry.places.first != node && entry.places.second != node))
-          entry.places = {node, other};
         entry.recent = true;
+        const bool known = std::find(entry.nodes.begin(), entry.nodes.end(), packed[0]) != entry.nodes.end();
+        if (count == 1 && asked_s == kNeverAsked && known) return;
+        entry.nodes = packed;
+        entry.asked_s = asked_s;
         return;
       }
       if (!entry.used) place = &entry;
@@ -58,22 +74,21 @@ class LocationCache {
       if (!entry.recent) place = &entry;
       entry.recent = false;
     }
-    *place = {key, {node, other}, true, false};
+    *place = {key, packed, asked_s, true, false};
   }
+  void learn(const Key& key, uint32_t node) { learn(key, std::span(&node, 1)); }
 
   // The key is not on `node`. True when it was thought to be.
   bool forget(const Key& key, uint32_t node) {
     const size_t at = index(key);
     const std::lock_guard lock((*locks_)[at % 64]);
     for (Entry& entry : buckets_[at].entries) {
-      if (!entry.used || entry.key != key) continue;
-      if (entry.places.second == node) {
-        entry.places.second = kNowhere;
-        return true;
-      }
-      if (entry.places.first != node) return false;
-      entry.places = {entry.places.second, kNowhere};
-      entry.used = entry.places.first != kNowhere;
+      if (!entry.used || entry.key != key || node >= kNone) continue;
+      const auto place = std::find(entry.nodes.begin(), entry.nodes.end(), static_cast<uint16_t>(node));
+      if (place == entry.nodes.end()) return false;
+      std::copy(place + 1, entry.nodes.end(), place);
+      entry.nodes.back() = kNone;
+      entry.used = entry.nodes[0] != kNone;
       return true;
     }
     return false;
@@ -81,9 +96,12 @@ class LocationCache {
 
  private:
   static constexpr size_t kWays = 8;
+  static constexpr uint16_t kNone = UINT16_MAX;  // the wire has 16 bits for a node's index
+  using Nodes = std::array<uint16_t, kPlaces>;
   struct Entry {
     Key key;
-    Places places;
+    Nodes nodes{};
+    uint32_t asked_s = kNeverAsked;
     bool used = false;
     bool recent = false;
   };

@@ -2,10 +2,16 @@
 //
 // The idea: a sound node before a failing one, then by the way its bytes take (mapped memory of the own host,
 // the own host, RDMA, TCP), and only among those with the same way by what the memory itself is. Memory of a
-// GPU never goes before mapped memory: it is not mapped here, its bytes go over a socket.
+// GPU never goes before mapped memory: it is not mapped here, its bytes go over a socket. Holders that are
+// equal in all of this share the reading: the one with the fewest bytes under way goes first, and of those
+// with as many the one that a hash of client and key names, so that clients that know nothing of each other
+// read different copies.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -33,24 +39,84 @@ constexpr uint32_t read_rank(bool sound, Reach reach, Medium medium) {
   return (sound ? 0u : 1u) << 16 | static_cast<uint32_t>(reach) << 8 | static_cast<uint32_t>(medium);
 }
 
-// Of all holders that are offered the two to be read first; of equal ones those that were offered first.
-struct NearestTwo {
-  uint32_t first = kNoNode;
-  uint32_t second = kNoNode;
+// Spreads numbers that differ in few bits over all of 64.
+constexpr uint64_t spread_bits(uint64_t value) {
+  value += 0x9e3779b97f4a7c15ull;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
+  return value ^ (value >> 31);
+}
 
-  // `rank`: position -> read_rank. Asked only when there is something to compare.
+// Of equal holders the one with the largest number goes first. `seed` is of a client and a key.
+constexpr uint64_t turn_of(uint64_t seed, uint32_t node_index) {
+  return spread_bits(seed ^ spread_bits(node_index));
+}
+
+// Of all holders that are offered the few to be read first; of equal ones those that were offered first.
+struct Nearest {
+  static constexpr size_t kMax = 4;
+  std::array<uint32_t, kMax> positions{};
+  size_t count = 0;
+
+  uint32_t first() const { return count > 0 ? positions[0] : kNoNode; }
+  std::span<const uint32_t> all() const { return std::span(positions).first(count); }
+
+  // `rank`: position -> a number, the smaller the sooner. Asked only when there is something to compare.
   template <typename Rank>
   void offer(uint32_t position, Rank&& rank) {
-    if (position == first || position == second) return;
-    if (first == kNoNode) {
-      first = position;
-    } else if (rank(position) < rank(first)) {
-      second = first;
-      first = position;
-    } else if (second == kNoNode || rank(position) < rank(second)) {
-      second = position;
+    const auto known = all();
+    if (std::find(known.begin(), known.end(), position) != known.end()) return;
+    size_t at = count;
+    if (count > 0) {
+      const auto own = rank(position);
+      while (at > 0 && own < rank(positions[at - 1])) --at;
     }
+    if (at == kMax) return;
+    if (count < kMax) ++count;
+    for (size_t i = count - 1; i > at; --i) positions[i] = positions[i - 1];
+    positions[at] = position;
   }
+};
+
+// Shares the blocks of one call out to equal holders.
+class ReadSpread {
+ public:
+  // A batch goes to one node in pieces of so many bytes: a small one costs one request, a large one is read
+  // from all its holders at once.
+  static constexpr uint64_t kPieceBytes = 128 << 10;
+
+  // One of `holders` (positions, at least one). `under_way`: position -> bytes that this client has under way
+  // with the node, those of this call not counted. `turn`: position -> turn_of().
+  template <typename UnderWay, typename Turn>
+  uint32_t choose(std::span<const uint32_t> holders, uint64_t bytes, UnderWay&& under_way, Turn&& turn) {
+    if (holders.size() == 1) return holders[0];
+    const bool stays =
+        piece_bytes_ < kPieceBytes && std::find(holders.begin(), holders.end(), last_) != holders.end();
+    if (!stays) {
+      uint64_t least = 0, best_turn = 0;
+      last_ = kNoNode;
+      for (const uint32_t position : holders) {
+        const uint64_t load = under_way(position) + given(position);
+        const uint64_t own_turn = turn(position);
+        if (last_ != kNoNode && (load > least || (load == least && own_turn <= best_turn))) continue;
+        last_ = position;
+        least = load;
+        best_turn = own_turn;
+      }
+      piece_bytes_ = 0;
+    }
+    piece_bytes_ += bytes;
+    if (last_ >= given_.size()) given_.resize(last_ + 1);
+    given_[last_] += bytes;
+    return last_;
+  }
+
+ private:
+  uint64_t given(uint32_t position) const { return position < given_.size() ? given_[position] : 0; }
+
+  std::vector<uint64_t> given_;  // by position: bytes of this call
+  uint32_t last_ = kNoNode;
+  uint64_t piece_bytes_ = 0;
 };
 
 }  // namespace mooncache

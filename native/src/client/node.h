@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "client/breaker.h"
@@ -83,6 +84,16 @@ class Node final : public LaneSource {
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }
 
+  // What the gets of this client have under way with the node.
+  void reads_begin(uint64_t bytes) { reading_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+  void reads_end(uint64_t bytes) { reading_bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
+  uint64_t reading_bytes() const { return reading_bytes_.load(std::memory_order_relaxed); }
+  // Whether a get may ask what it has before it reads: not for a while after it did not answer at once.
+  bool answers_at_once(uint64_t now_ms) const {
+    return now_ms >= slow_until_ms_.load(std::memory_order_relaxed);
+  }
+  void answered_late(uint64_t now_ms) { slow_until_ms_ = now_ms + kSlowPauseMs; }
+
   // A connection beside the lanes; drop it like any other object.
   Result<std::unique_ptr<Session>> start_session(Route route) const {
     return Session::start(peer_, route, tls_, limits_);
@@ -132,11 +143,30 @@ class Node final : public LaneSource {
   Status last_failure_;
   std::shared_ptr<ShmSegments> segments_;
   uint64_t segments_incarnation_ = 0;
+  static constexpr uint64_t kSlowPauseMs = 10'000;
+  std::atomic<uint64_t> reading_bytes_{0};
+  std::atomic<uint64_t> slow_until_ms_{0};
   std::atomic<uint64_t> unix_again_ms_{0};
   Detour rdma_detour_;
   std::atomic<bool> rdma_failed_lately_{false};  // as rdma_detour_ says, without the lock
   std::atomic<uint64_t> rdma_bytes_{0}, rdma_failures_{0}, rdma_fallbacks_{0};
   std::atomic<bool> one_sided_writes_{true};
+};
+
+// Bytes that a node is asked for count as long as the request is under way.
+class ReadUnderWay {
+ public:
+  ReadUnderWay(Node& node, uint64_t bytes) : node_(&node), bytes_(bytes) { node.reads_begin(bytes); }
+  ReadUnderWay(ReadUnderWay&& other) noexcept
+      : node_(std::exchange(other.node_, nullptr)), bytes_(other.bytes_) {}
+  ReadUnderWay& operator=(ReadUnderWay&&) = delete;
+  ~ReadUnderWay() {
+    if (node_ != nullptr) node_->reads_end(bytes_);
+  }
+
+ private:
+  Node* node_;
+  uint64_t bytes_;
 };
 
 uint64_t steady_ms();

@@ -205,7 +205,7 @@ class PutCall {
     const uint32_t possible = options_.node ? 1 : replicas_;
     const bool enough = item.copies >= possible || (item.copies > 0 && item.last == Code::kNoNodes);
     uint32_t first = kNoNode;  // in the block's own order of nodes
-    NearestTwo nearest;
+    Nearest nearest;
     for (const uint32_t holder : item.used) {
       if (std::find(item.holders.begin(), item.holders.end(), holder) == item.holders.end()) continue;
       if (first == kNoNode) first = holder;
@@ -214,7 +214,7 @@ class PutCall {
     const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;
     outcome.code = !enough ? item.last : item.created > 0 ? Code::kOk : Code::kAlreadyExists;
-    impl_.learn(*map_, batch_.blocks[i].key, nearest);
+    impl_.learn(*map_, batch_.blocks[i].key, nearest, false);
     if (batch_.device != nullptr) {
       if (outcome.code == Code::kTransportUnavailable) return;  // it comes again, and counts then
       impl_.counters.add(Counter::kPutItems);

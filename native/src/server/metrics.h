@@ -81,6 +81,7 @@ struct LoopMetrics {
   LoopCounter bytes_in, bytes_out;
   std::array<LoopCounter, kOpcodeSlots> requests;
   std::array<LoopHistogram, kOpcodeSlots> latency;
+  LoopCounter read_bytes;  // of blocks given to readers, over whichever way
   LoopCounter hits, miss_not_found, miss_checksum, miss_limit, miss_other;
   LoopCounter put_blocks, put_exists, put_no_space, put_other;
   LoopCounter crc_failures_in, crc_failures_stored, blocks_unreadable;

@@ -174,6 +174,7 @@ void GetOp::finish_item(PeerSession& session, const wire::GetItem& item) {
       // A whole block that was not traversed goes out under the CRC it came with.
       result.crc32c = result.length == size ? info.crc32c : check_.range_crc();
       queue_range(session, item.offset, result.length);
+      if (read_grant_ == 0) session.metrics().read_bytes.add(result.length);
     }
   }
   count_result(session, result.code);
@@ -274,6 +275,7 @@ Next ops::lookup(PeerSession& session, wire::Meta meta) {
       result.tier = pinned->info.tier;
       result.crc32c = pinned->info.crc32c;
       result.size = extent.size;
+      session.metrics().read_bytes.add(extent.size);
       result.extent = {grants[i], extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
     }
     count_result(session, result.code);

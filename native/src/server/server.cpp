@@ -38,6 +38,7 @@ struct NamedCounter {
 constexpr NamedCounter kCounters[] = {
     {"bytes_in", &LoopMetrics::bytes_in},
     {"bytes_out", &LoopMetrics::bytes_out},
+    {"read_bytes", &LoopMetrics::read_bytes},
     {"hits", &LoopMetrics::hits},
     {"misses_not_found", &LoopMetrics::miss_not_found},
     {"misses_checksum", &LoopMetrics::miss_checksum},

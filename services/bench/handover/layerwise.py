@@ -23,8 +23,8 @@ from mooncache.bench.transfer.node import TransferNode
 from mooncache.errors import Internal
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory, LayerLayout, Region
-from mooncache.kvcache.mover import SaveReport, TransferJob
 from mooncache.kvcache.pool_link import PoolClient, PoolLink
+from mooncache.kvcache.transfers import SaveReport, TransferJob
 from mooncache.reporting.rows import Row, bar_row
 
 BLOCKS, LAYERS, LAYER_BYTES = 128, 64, 16 << 10

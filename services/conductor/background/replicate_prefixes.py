@@ -25,7 +25,8 @@ async def run_once(state: ConductorState) -> None:
 async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> None:
     for at, order in enumerate(orders):
         try:
-            task_id = await copies.order(order.keys, order.copies)
+            near = state.pool.nodes_on(order.hosts)
+            task_id = await copies.order(order.keys, order.copies, near)
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
@@ -36,6 +37,7 @@ async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> N
             copies=order.copies,
             blocks=len(order.keys) // KEY_BYTES,
             size_bytes=order.size_bytes,
+            near=near,
             task_id=task_id,
         )
 
@@ -43,7 +45,8 @@ async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> N
 async def _trim(state: ConductorState, copies: Copies, orders: list[Order]) -> None:
     for at, order in enumerate(orders):
         try:
-            dropped = await copies.trim(order.keys, order.copies)
+            near = state.pool.nodes_on(order.hosts)
+            dropped = await copies.trim(order.keys, order.copies, near)
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
@@ -76,5 +79,6 @@ def speeds(state: ConductorState) -> dict[str, Speed]:
         model = state.core.models.of(info.model)
         learner = model.transfers.get("") or model.handovers.get("") or TransferLearner()
         rate = learner.cost(info.kv_bytes_per_token).tokens_per_s
-        found[info.model] = Speed(rate, info.kv_bytes_per_token, info.block_tokens)
+        shards = state.shards_of(info.model)
+        found[info.model] = Speed(rate, info.kv_bytes_per_token, info.block_tokens, shards)
     return found

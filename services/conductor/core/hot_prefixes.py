@@ -6,23 +6,31 @@ entries instead of one for each block. How many copies a segment deserves is the
 rate of reading over what one reader was observed to load. Copies are asked for within a budget of bytes that fills at
 an even rate; an order is only repeated when its copies may be gone. Copies of segments that were copied from here, and
 only of those, are given back when demand has fallen below half of what justified them (also copies that others asked
-for: it is not known whose they are); what a restart forgets is evicted by its nodes as any block that is not used.
+for: it is not known whose they are); what a restart forgets goes when it was not read for a while, which its nodes see.
+An order names the hosts whose engines read the segment, the busiest first: copies belong there.
+Engines with several shards keep a part of each block under a key for each shard, and a gateway sends those of the first
+shard only. So it is asked for the others once a segment deserves copies; until then nothing is copied, because a load
+that waits for one part is not relieved by copies of another.
 Invariant: at most KNOWN_MAX segments with KEY_BYTES_MAX of keys are kept.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.policy.replication import (
     COPIES_AT_ONCE,
+    FADES_IN_S,
     PREFIXES_MAX,
     PrefixDemand,
     copies_kept,
     copies_wanted,
 )
+from mooncache.errors import InvalidArgument
 
 KEY_BYTES_MAX: Final = 32 << 20
 KNOWN_MAX: Final = 2 * PREFIXES_MAX
@@ -32,6 +40,23 @@ SEGMENTS_MAX: Final = 256  # that one plan looks at
 BUDGET_S: Final = 10.0  # of the rate may be saved up
 ASK_AGAIN_S: Final = 300.0
 POOL_NODES_FEW: Final = 4  # in a pool of fewer nodes a prefix may be on all of them
+HOSTS_MAX: Final = 8  # readers' hosts that are kept of a segment
+SHARD_BLOCKS_MAX: Final = (
+    1024  # leading blocks whose keys of other shards are asked for; those behind are not copied
+)
+SHARD_KEYS_MAX: Final = 65_536  # in one answer
+SHARDS_AGAIN_S: Final = 5.0  # an answer that has not come by then is asked for again
+
+
+class Use(NamedTuple):
+    """A fading count as of a moment."""
+
+    uses: float
+    at_s: float
+
+    def uses_at(self, now_s: float) -> float:
+        """The count at a later moment."""
+        return self.uses * math.exp(-max(0.0, now_s - self.at_s) / FADES_IN_S)
 
 
 @dataclass(slots=True)
@@ -39,8 +64,37 @@ class _Segment:
     keys: bytes
     model: str
     copies: int = 1
-    ordered_bytes: int = 0  # of keys: what there are copies of
+    ordered_blocks: int = 0  # what there are copies of
     asked_s: float = float("-inf")
+    hosts: dict[str, Use] = field(default_factory=dict)  # who reads it
+    shards: tuple[bytes, ...] = ()  # keys of the same blocks under the other shards' passports
+    shards_wanted: bool = False
+    shards_asked_s: float = float("-inf")
+
+    @property
+    def key_bytes(self) -> int:
+        """Memory of its keys."""
+        return len(self.keys) * (1 + len(self.shards))
+
+    def leading(self, blocks: int) -> bytes:
+        """The keys of its first blocks, of all shards."""
+        end = blocks * KEY_BYTES
+        return b"".join(keys[:end] for keys in (self.keys, *self.shards))
+
+    def read_from(self, hosts: Iterable[str], now_s: float) -> None:
+        """Engines on these hosts load it."""
+        for host in hosts:
+            known = self.hosts.get(host)
+            if known is None and len(self.hosts) >= HOSTS_MAX:
+                del self.hosts[min(self.hosts, key=lambda name: self.hosts[name].uses_at(now_s))]
+            self.hosts[host] = Use(1.0 + (known.uses_at(now_s) if known else 0.0), now_s)
+
+    def readers(self, now_s: float) -> tuple[str, ...]:
+        """Their hosts, the busiest first; those that have not read it for long are left out."""
+        busy = {host: use.uses_at(now_s) for host, use in self.hosts.items()}
+        return tuple(
+            sorted((host for host in busy if busy[host] >= 0.5), key=lambda host: (-busy[host], host))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +107,17 @@ class Order:
     copies: int
     before: int
     size_bytes: int  # what will be moved at most; 0 for copies that are given back
+    hosts: tuple[str, ...] = ()  # of its readers, the busiest first
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Of one model: what a reader loads, and how large a token's KV and a block are."""
+    """Of one model: what a reader loads, how large a token's KV and a block are, and in how many parts a block lies."""
 
     tokens_per_s: float
     bytes_per_token: int
     block_tokens: int
+    shards: int = 1
 
 
 class HotPrefixes:
@@ -84,20 +140,62 @@ class HotPrefixes:
         """Segments that were given more than one copy."""
         return len(self._copied)
 
-    def use(self, model: str, keys: bytes, blocks: int, block_tokens: int, now_s: float) -> None:
-        """A prompt that begins with `blocks` blocks of the pool was scheduled."""
+    def use(
+        self,
+        model: str,
+        keys: bytes,
+        blocks: int,
+        block_tokens: int,
+        now_s: float,
+        hosts: Iterable[str] = (),
+    ) -> int:
+        """A prompt that begins with `blocks` blocks of the pool was scheduled, to engines on `hosts`.
+
+        Returns how many leading blocks' keys of the other shards are wanted (`learn_shards`).
+        """
         if not self._bytes_per_s:
-            return
-        begin, blocks = 0, min(blocks, len(keys) // KEY_BYTES)
-        while begin < blocks:
-            end = min(blocks, max(1, 2 * begin))
+            return 0
+        wanted = 0
+        for begin, end in segments_of(min(blocks, len(keys) // KEY_BYTES)):
             part = keys[begin * KEY_BYTES : end * KEY_BYTES]
-            name = int.from_bytes(part[-KEY_BYTES : 8 - KEY_BYTES], "little")
-            if name not in self._segments:
-                self._segments[name] = _Segment(part, model)
+            name = _name_of(part)
+            segment = self._segments.get(name)
+            if segment is None:
+                segment = self._segments[name] = _Segment(part, model)
                 self._key_bytes += len(part)
+            segment.read_from(hosts, now_s)
             self._demand.use(name, (end - begin) * block_tokens, now_s)
-            begin = end
+            if (
+                segment.shards_wanted
+                and end <= SHARD_BLOCKS_MAX
+                and now_s - segment.shards_asked_s >= SHARDS_AGAIN_S
+            ):
+                segment.shards_asked_s = now_s
+                wanted = end
+        self._bound(now_s)
+        return wanted
+
+    def learn_shards(self, keys: bytes, shards: Sequence[bytes], now_s: float) -> None:
+        """The keys of the first blocks of a prompt under the other shards' passports, one bytes object for each.
+
+        Raises InvalidArgument unless all name as many blocks, no more than `keys` does.
+        """
+        blocks = len(shards[0]) // KEY_BYTES if shards else 0
+        if any(len(other) != blocks * KEY_BYTES for other in shards) or blocks * KEY_BYTES > len(keys):
+            raise InvalidArgument("the shards' keys are not those of the prompt's first blocks")
+        if len(shards) * blocks > SHARD_KEYS_MAX:
+            raise InvalidArgument(f"more than {SHARD_KEYS_MAX} keys of shards")
+        for begin, end in segments_of(blocks):
+            segment = self._segments.get(_name_of(keys[begin * KEY_BYTES : end * KEY_BYTES]))
+            if segment is None or not segment.shards_wanted:
+                continue
+            self._key_bytes -= segment.key_bytes
+            segment.shards = tuple(other[begin * KEY_BYTES : end * KEY_BYTES] for other in shards)
+            segment.shards_wanted = False
+            self._key_bytes += segment.key_bytes
+        self._bound(now_s)
+
+    def _bound(self, now_s: float) -> None:
         if self._key_bytes > KEY_BYTES_MAX or len(self._segments) > KNOWN_MAX:
             self._forget(now_s)
 
@@ -122,17 +220,20 @@ class HotPrefixes:
                 continue
             before = segment.copies
             wanted = max(wanted, before)
+            if len(segment.shards) != speed.shards - 1:
+                segment.shards_wanted = True
+                continue  # without the other parts no load is relieved
             each = max(1, speed.bytes_per_token * speed.block_tokens * (wanted - known))
-            count = min(len(segment.keys) // KEY_BYTES, int(limit // each), ORDER_KEYS_MAX)
+            count = min(len(segment.keys) // KEY_BYTES, int(limit // each), ORDER_KEYS_MAX // speed.shards)
             if count == 0:
                 continue  # no budget would ever do
             if count * each > self._budget_bytes or len(orders) >= COPIES_AT_ONCE:
                 break  # the hottest one waits for the budget; a colder one must not eat it
             self._budget_bytes -= count * each
-            segment.asked_s, segment.ordered_bytes = now_s, max(segment.ordered_bytes, count * KEY_BYTES)
+            segment.asked_s, segment.ordered_blocks = now_s, max(segment.ordered_blocks, count)
             self._set_copies(name, segment, wanted)
-            keys = segment.keys[: count * KEY_BYTES]
-            orders.append(Order(name, keys, segment.model, wanted, before, count * each))
+            keys, hosts = segment.leading(count), segment.readers(now_s)
+            orders.append(Order(name, keys, segment.model, wanted, before, count * each, hosts))
         return orders
 
     def plan_removals(self, speeds: dict[str, Speed], now_s: float) -> list[Order]:
@@ -149,7 +250,8 @@ class HotPrefixes:
             before, stay = segment.copies, copies_kept(wanted)
             if before <= stay:
                 continue
-            orders.append(Order(name, segment.keys[: segment.ordered_bytes], segment.model, stay, before, 0))
+            keys, hosts = segment.leading(segment.ordered_blocks), segment.readers(now_s)
+            orders.append(Order(name, keys, segment.model, stay, before, 0, hosts))
             self._set_copies(name, segment, stay)
             if len(orders) == COPIES_AT_ONCE:
                 break
@@ -164,7 +266,7 @@ class HotPrefixes:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        held = sum(len(segment.keys) for segment in self._segments.values())
+        held = sum(segment.key_bytes for segment in self._segments.values())
         assert held == self._key_bytes, "bytes of kept keys are wrong"
         copied = {name for name, segment in self._segments.items() if segment.copies > 1}
         assert copied == self._copied, "it is not known which segments have copies"
@@ -184,9 +286,23 @@ class HotPrefixes:
         hottest = [name for name, _ in self._demand.hottest(len(self._demand), now_s)]
         for name in dict.fromkeys([*sorted(self._copied), *hottest]):
             segment = self._segments.get(name)
-            if segment is None or self._key_bytes + len(segment.keys) > KEY_BYTES_MAX // 2:
+            if segment is None or self._key_bytes + segment.key_bytes > KEY_BYTES_MAX // 2:
                 continue
             kept[name] = segment
-            self._key_bytes += len(segment.keys)
+            self._key_bytes += segment.key_bytes
         self._segments = kept
         self._copied &= kept.keys()
+
+
+def segments_of(blocks: int) -> Iterator[tuple[int, int]]:
+    """(begin, end) of the segments of a prompt's first blocks: 0-1, 1-2, 2-4, 4-8, ... and the rest."""
+    begin = 0
+    while begin < blocks:
+        end = min(blocks, max(1, 2 * begin))
+        yield begin, end
+        begin = end
+
+
+def _name_of(keys: bytes) -> int:
+    """A segment's name: its last key stands for all before."""
+    return int.from_bytes(keys[-KEY_BYTES : 8 - KEY_BYTES], "little")

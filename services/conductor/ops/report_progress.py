@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mooncache import errors
+from mooncache.client.keys import KEY_BYTES, count_keys
 from mooncache.conductor.config import REPORTS_MAX
+from mooncache.conductor.core.hot_prefixes import SHARD_KEYS_MAX
 from mooncache.conductor.messages import progress_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -35,8 +37,24 @@ async def handle(
 
 def _take_in(state: ConductorState, report: pb.ReportProgressRequest, now_s: float) -> None:
     progress = progress_of(report)
+    if report.shard_keys:
+        _learn_shards(state, report, now_s)
     learned = state.core.report_progress(report.decision_id, progress, now_s)
     state.instruments.learned(progress.phase, learned)
     if learned.learn is not None:
         state.remember_later(learned.learn)
         learned.learn.keys = learned.learn.content_keys = b""  # up to megabytes that are not asked for again
+
+
+def _learn_shards(state: ConductorState, report: pb.ReportProgressRequest, now_s: float) -> None:
+    """The keys of a hot prefix's other parts. Raises InvalidArgument."""
+    active = state.core.work.get(report.decision_id)
+    others = state.shards_of(active.model) - 1 if active is not None else 0
+    if active is None or not active.keys or others < 1:
+        return
+    each, rest = divmod(count_keys(report.shard_keys, SHARD_KEYS_MAX, "shard keys"), others)
+    if rest:
+        raise errors.InvalidArgument(f"{others} other shards need as many keys each")
+    size = each * KEY_BYTES
+    parts = [report.shard_keys[at * size : (at + 1) * size] for at in range(others)]
+    state.hot.learn_shards(active.keys, parts, now_s)

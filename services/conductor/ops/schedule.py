@@ -24,12 +24,13 @@ async def handle(
     state.give_up()  # of a former plan for the same request
     response = answer(state, decision)
     if decision.choice.admitted and pool.blocks:
-        state.hot.use(
+        response.shard_blocks = state.hot.use(
             scheduling_request.model,
             scheduling_request.keys,
             pool.blocks,
             decision.record.block_tokens,
             now_s,
+            _reading_hosts(state, decision),
         )
     state.instruments.decided(decision, state.clock.now_s() - now_s)
     if not decision.choice.admitted:
@@ -79,6 +80,15 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     response.local_hit_tokens = decision.local_tokens
     response.pool_hit_tokens = choice.prefix_tokens if choice.branch != Branch.LOCAL else decision.pool_tokens
     return response
+
+
+def _reading_hosts(state: ConductorState, decision: Decision) -> set[str]:
+    """Hosts whose engines load the prompt's blocks from the pool."""
+    names = {decision.decode}
+    if decision.pool_tokens > decision.local_tokens:
+        names.add(decision.prefill)
+    found = (state.core.registry.get(name) for name in names if name)
+    return {instance.info.host_id for instance in found if instance is not None and instance.info.host_id}
 
 
 def _milliseconds(seconds: float) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from mooncache.client.aio import AsyncClient
-from mooncache.client.results import MatchResult, NodeView
+from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost, by_host
 from mooncache.config import Config
@@ -80,6 +80,20 @@ class PoolLookup:
             found = by_host(nodes)
             self._by_host = nodes, found
         return found
+
+    def nodes_on(self, hosts: Sequence[str]) -> list[str]:
+        """One store node on each of these hosts, by name: the one that takes most new blocks.
+
+        Not the memory of GPUs: it is scarce, and processes on its host cannot map it.
+        """
+        best: dict[str, NodeView] = {}
+        for node in self._client.nodes() if self._client is not None else ():
+            if node.state is not MapNodeState.ACTIVE or node.weight <= 0 or node.tier == BlockTier.HBM:
+                continue
+            known = best.get(node.host_id)
+            if known is None or node.weight > known.weight:
+                best[node.host_id] = node
+        return [best[host].node_id for host in hosts if host in best]
 
     async def connect(self) -> bool:
         """Connect when there is no client yet; return whether one was made. Raises MooncacheError."""

@@ -40,6 +40,7 @@ class RequestPlan:
     summary: str = ""
     hit_tokens: int = 0  # leading prompt tokens that a cache held when the plan was made
     store_node: str = ""  # id of the pool's node through which the legs hand blocks over; "": any
+    shard_blocks: int = 0  # leading blocks whose keys of the other shards the conductor wants
 
 
 class WaitCut(StrEnum):

@@ -183,6 +183,7 @@ class RequestDriver:
             state, exchange, prepared.request, planner, is_tokenized=tokenized is not None
         )
         self._legs = LegRunner(state, exchange, prepared, self._account, planner, salt)
+        self._salt = salt
 
     async def run(self) -> None:
         """Serve the request. Raises Refusal, MooncacheError, ClientGone; legs are closed in any case."""
@@ -219,6 +220,10 @@ class RequestDriver:
         # Only now: what the conductor refuses costs the tenant nothing.
         self._account.charge(self._planner.prompt_tokens)
         self._state.stats.overhead.observe(self._account.elapsed_ms() / 1e3)
+        model = self._state.fleet.models.get(self._request.model)
+        if self._planner.plan.shard_blocks and model is not None and model.passport is not None:
+            public_salt = self._state.tokenizers.public_salt
+            self._account.shard_keys = self._planner.shard_keys(model.passport, self._salt, public_salt)
         stream = await self._legs.open()
         record = self._account.answering = self._legs.decode.record
         self._planner.release()

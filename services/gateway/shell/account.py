@@ -23,7 +23,8 @@ class Account:
     """The outcome of one request, for reports, metrics and charges.
 
     Attributes: `answering` is the decode leg once its answer has begun; `cached_tokens` what the prefill leg found in
-    caches; `lost_bytes` the size of an answer that was too large to be passed on.
+    caches; `lost_bytes` the size of an answer that was too large to be passed on; `shard_keys` what the conductor wants
+    to know with the next report.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Account:
         self.editor = StreamEditor(request.wants_usage)
         self.cached_tokens: int | None = None
         self.lost_bytes = 0
+        self.shard_keys = b""
 
     def begin(self, role: LegRole, to: LegPlan) -> LegRecord:
         """A leg is sent."""
@@ -96,6 +98,7 @@ class Account:
     def _send(self, phase: pb.RequestPhase, report: pb.ReportProgressRequest) -> None:
         report.decision_id, report.phase = self._planner.plan.decision_id, phase
         report.elapsed_ms, report.output_tokens = self.elapsed_ms(), self.output_tokens()
+        report.shard_keys, self.shard_keys = self.shard_keys, b""
         self._state.conductor.report(self._exchange.request_id, report)
 
     def report_end(self, phase: pb.RequestPhase, code: str, planned: int | None) -> None:

@@ -38,11 +38,17 @@ from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.instance_list import InstanceList
+from mooncache.kvcache.keys import other_shard_keys, shard_count
+from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 
 REPORT_LANES: Final = 2
+SHARD_BLOCKS_MAX: Final = 1024
+SHARD_TOKENS_MAX: Final = (
+    262_144  # of all shards together: some milliseconds of hashing, once for a hot prefix
+)
 _BATCH_MAX: Final = 64
 _QUEUE_MAX: Final = 4096
 # Without an answer in this time requests go round robin over the instances that are known.
@@ -268,6 +274,21 @@ class RequestPlanner:
         log.warning(Event.ENGINE_DIED, deaths=total, model=self._request.model)
         return self.attempts.deaths < TRIES_MAX and total <= TRIES_MAX
 
+    def shard_keys(self, passport: Passport, salt: str, public_salt: str) -> bytes:
+        """The keys that the plan asks for, of its `shard_blocks` under the passports of the engine's other shards."""
+        tokenized = self._tokenized
+        if tokenized is None or not tokenized.prompts or passport.root() != tokenized.passport_root:
+            return b""  # or the engines changed since the prompt's keys were made
+        blocks_max = SHARD_TOKENS_MAX // (shard_count(passport) * passport.block_tokens)
+        return other_shard_keys(
+            passport,
+            max(tokenized.prompts, key=len),
+            min(self.plan.shard_blocks, blocks_max),
+            salt=salt,
+            public_tokens=tokenized.public_tokens,
+            public_salt=public_salt,
+        )
+
     def release(self) -> None:
         """No further plan will be asked for: forget the prompt."""
         self._tokenized = None
@@ -337,6 +358,7 @@ def plan_of(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = Fal
         summary=response.summary,
         hit_tokens=max(response.local_hit_tokens, response.pool_hit_tokens),
         store_node=response.store_node,
+        shard_blocks=min(response.shard_blocks, SHARD_BLOCKS_MAX),
     )
 
 

@@ -78,6 +78,7 @@ class TaskRunner:
             source=node_info(source),
             timeout_ms=round(timeout_s * 1000),
             fence=fence(term, target),
+            spare=step.spare,
         )
         response = await state.nodes.call(
             target, "CopyBlocks", request, store_node_pb2.CopyBlocksResponse, timeout_s

@@ -75,6 +75,7 @@ class CopyStep:
     target: int
     tenant_id: int
     keys: tuple[bytes, ...]
+    spare: bool = False
 
 
 @dataclass(frozen=True, slots=True)

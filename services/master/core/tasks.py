@@ -64,6 +64,7 @@ class Task:
     node: int | None = None
     replica_count: int = 1
     preferred: tuple[int, ...] = ()
+    spare: bool = False
     move_blocks: bool = True
     state: TaskState = TaskState.QUEUED
     block_count: int = 0
@@ -122,10 +123,13 @@ class TaskBook:
         replica_count: int,
         preferred: Iterable[int],
         now_s: float,
+        *,
+        spare: bool = False,
     ) -> Task:
-        """Start bringing `keys` to `replica_count` copies. Raises LimitExceeded."""
+        """Start bringing `keys` to `replica_count` copies; spare ones may go again. Raises LimitExceeded."""
         task = self._new(TaskKind.REPLICATE, now_s)
         task.tenant, task.replica_count, task.preferred = tenant, replica_count, tuple(preferred)
+        task.spare = spare
         self._add_keys(task, tenant_id, list(dict.fromkeys(keys)))
         return task
 
@@ -347,7 +351,8 @@ class TaskBook:
                 source = sources[int.from_bytes(key[8:12], "little") % len(sources)]
                 routes.setdefault((source, target), []).append(key)
         for (source, target), keys in routes.items():
-            task.ready.append(CopyStep(self._next_step(), source, target, chunk.tenant_id, tuple(keys)))
+            step = CopyStep(self._next_step(), source, target, chunk.tenant_id, tuple(keys), task.spare)
+            task.ready.append(step)
 
     def _dispatch(self, task: Task) -> list[Effect]:
         started: list[Effect] = []

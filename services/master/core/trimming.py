@@ -1,7 +1,7 @@
 """Which copies stay when a block has more than it should, and which may go.
 
-Those stay that clients look at first: the best in the ranking of placement. Holders are only those whose copy lasts;
-a copy on a draining node is neither counted nor dropped, its drain takes care of it.
+Those stay that are asked for, then those that clients look at first: the best in the ranking of placement. Holders
+are only those whose copy lasts; a copy on a draining node is neither counted nor dropped, its drain takes care of it.
 Invariant: as many holders stay as were asked for, or all of them; so at least one does.
 """
 
@@ -26,8 +26,17 @@ def plan_trims(
     holders: Sequence[Sequence[int]],
     candidates: Sequence[Candidate],
     replica_count: int,
+    *,
+    keep: Sequence[int] = (),
+    only: int | None = None,
 ) -> list[Trim]:
-    """The copies to drop, one entry for each key with more than `replica_count` (at least 1) holders."""
+    """The copies to drop, one entry for each key with more than `replica_count` (at least 1) holders.
+
+    Args:
+        keep: nodes whose copies go last, the best first.
+        only: the one node whose copy may go; None: any.
+    """
+    places = {index: place for place, index in enumerate(keep)}
     trims: list[Trim] = []
     for position, (key, where) in enumerate(zip(keys, holders, strict=True)):
         if len(where) <= replica_count:
@@ -36,5 +45,12 @@ def plan_trims(
             node.index for node in rank_nodes(key, [node for node in candidates if node.index in where])
         ]
         order = ranked + sorted(set(where) - set(ranked))
+        order.sort(key=lambda index: places.get(index, len(places)))
+        if only is not None:
+            if only not in where:
+                continue
+            order.remove(only)
+            trims.append(Trim(position, tuple(order[:replica_count]), (only,)))
+            continue
         trims.append(Trim(position, tuple(order[:replica_count]), tuple(order[replica_count:])))
     return trims

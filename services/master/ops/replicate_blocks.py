@@ -32,6 +32,8 @@ async def handle(
     state.ledger.learn(tenant_id, tenant)
     if state.ledger.quotas_bytes:
         state.ledger.refuse_over_quota(tenant_id, state.directory.tenant_usage())
-    task = state.tasks.replicate(tenant_id, tenant, keys, count, preferred, context.now_s)
+    task = state.tasks.replicate(
+        tenant_id, tenant, keys, count, preferred, context.now_s, spare=request.spare
+    )
     log.info(Event.TASK_STARTED, task_id=task.task_id, kind=task.kind.value, block_count=task.block_count)
     return master_pb2.ReplicateBlocksResponse(task_id=task.task_id)

@@ -17,7 +17,7 @@ from mooncache import errors
 from mooncache.client.keys import split_keys
 from mooncache.master.core.membership import Node
 from mooncache.master.core.trimming import Trim, plan_trims
-from mooncache.master.messages import check_replicas, node_info, tenant_of
+from mooncache.master.messages import REPLICAS_MAX, check_replicas, node_info, tenant_of
 from mooncache.master.shell.fan_out import KeysRequest, ask_node
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
@@ -31,11 +31,16 @@ _GONE = (errors.OK, errors.NotFound.code)
 async def handle(
     state: MasterState, request: master_pb2.TrimBlocksRequest, context: CallContext
 ) -> master_pb2.TrimBlocksResponse:
-    """Trim; one code for each key. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied."""
+    """Trim; one code for each key. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied, UnknownNode."""
     state.require_leading()
     tenant, tenant_id = tenant_of(request.tenant, context)
     count = check_replicas(request.replica_count)
     keys = split_keys(request.keys, state.limits.keys_per_call_max)
+    if len(request.keep_node_ids) > REPLICAS_MAX:
+        raise errors.InvalidArgument(f"at most {REPLICAS_MAX} nodes can be kept")
+    kept = [state.membership.nodes.get(name) for name in request.keep_node_ids]
+    keep = [node.index for node in kept if node is not None]
+    only = state.membership.require(request.node_id).index if request.node_id else None
     async with state.trimming:
         state.require_leading()
         codes: list[int] = []
@@ -44,9 +49,11 @@ async def handle(
             part = keys[begin : begin + KEYS_AT_ONCE]
             holders = state.holders(tenant_id, part)
             lasting = [[index for index in where if state.lasting(index)] for where in holders]
-            found = [errors.OK if where else errors.NotFound.code for where in holders]
-            work = _Trimming(state, tenant, tenant_id, part, found, context)
-            await work.confirm(trims := plan_trims(part, lasting, state.candidates(), count))
+            known = map(bool, holders) if only is None else [only in where for where in lasting]
+            found = [errors.OK if there else errors.NotFound.code for there in known]
+            work = _Trimming(state, tenant, tenant_id, part, found, context, spare=only is not None)
+            trims = plan_trims(part, lasting, state.candidates(), count, keep=keep, only=only)
+            await work.confirm(trims)
             state.require_leading()  # another leader may trim by now, by a view of its own
             dropped += await work.drop(work.confirmed(trims))
             codes += found
@@ -66,10 +73,13 @@ class _Trimming:
         keys: Sequence[bytes],
         codes: list[int],
         context: CallContext,
+        *,
+        spare: bool,
     ) -> None:
+        """spare: what a confirmation has to fetch is a spare copy, like the one that goes."""
         self._state, self._tenant, self._tenant_id = state, tenant, tenant_id
         self._keys, self._codes, self._deadline_s = keys, codes, context.deadline_s
-        self._term = state.membership.term
+        self._term, self._spare = state.membership.term, spare
         self._asked: dict[int, int] = {}  # incarnation of each node that was asked to keep blocks
 
     async def confirm(self, trims: Sequence[Trim]) -> None:
@@ -86,6 +96,7 @@ class _Trimming:
                 keys=packed,
                 source=node_info(source),
                 timeout_ms=round(timeout_s * 1000),
+                spare=self._spare,
             )
 
         calls = []

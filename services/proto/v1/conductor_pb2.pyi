@@ -278,7 +278,7 @@ class Leg(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
-    __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary", "store_node")
+    __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary", "store_node", "shard_blocks")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,7 @@ class ScheduleResponse(_message.Message):
     EXPECTED_TTFT_MS_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     STORE_NODE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     admitted: bool
     retry_after_ms: int
@@ -303,7 +304,8 @@ class ScheduleResponse(_message.Message):
     expected_ttft_ms: int
     summary: str
     store_node: str
-    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ..., store_node: _Optional[str] = ...) -> None: ...
+    shard_blocks: int
+    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ..., store_node: _Optional[str] = ..., shard_blocks: _Optional[int] = ...) -> None: ...
 
 class CacheReport(_message.Message):
     __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome", "hidden_ms")
@@ -362,7 +364,7 @@ class LegReport(_message.Message):
     def __init__(self, role: _Optional[_Union[LegRole, str]] = ..., instance_id: _Optional[str] = ..., sent_ms: _Optional[float] = ..., ended_ms: _Optional[float] = ..., code: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens", "prefill_may_follow")
+    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens", "prefill_may_follow", "shard_keys")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +375,7 @@ class ReportProgressRequest(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MAY_FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    SHARD_KEYS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     phase: RequestPhase
     elapsed_ms: float
@@ -383,7 +386,8 @@ class ReportProgressRequest(_message.Message):
     code: str
     cached_tokens: int
     prefill_may_follow: bool
-    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prefill_may_follow: _Optional[bool] = ...) -> None: ...
+    shard_keys: bytes
+    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prefill_may_follow: _Optional[bool] = ..., shard_keys: _Optional[bytes] = ...) -> None: ...
 
 class ReportProgressResponse(_message.Message):
     __slots__ = ()

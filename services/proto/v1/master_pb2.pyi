@@ -292,16 +292,18 @@ class RemoveBlocksResponse(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicateBlocksRequest(_message.Message):
-    __slots__ = ("keys", "replica_count", "target_node_ids", "tenant")
+    __slots__ = ("keys", "replica_count", "target_node_ids", "tenant", "spare")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     TARGET_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     replica_count: int
     target_node_ids: _containers.RepeatedScalarFieldContainer[str]
     tenant: str
-    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., target_node_ids: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ...) -> None: ...
+    spare: bool
+    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., target_node_ids: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., spare: _Optional[bool] = ...) -> None: ...
 
 class ReplicateBlocksResponse(_message.Message):
     __slots__ = ("task_id",)
@@ -310,14 +312,18 @@ class ReplicateBlocksResponse(_message.Message):
     def __init__(self, task_id: _Optional[str] = ...) -> None: ...
 
 class TrimBlocksRequest(_message.Message):
-    __slots__ = ("keys", "replica_count", "tenant")
+    __slots__ = ("keys", "replica_count", "tenant", "node_id", "keep_node_ids")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEEP_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     replica_count: int
     tenant: str
-    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    node_id: str
+    keep_node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., tenant: _Optional[str] = ..., node_id: _Optional[str] = ..., keep_node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TrimBlocksResponse(_message.Message):
     __slots__ = ("codes", "dropped_count")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from mooncache.proto.v1 import common_pb2 as mooncache_dot_proto_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#mooncache/proto/v1/store_node.proto\x12\x0cmooncache.v1\x1a\x1fmooncache/proto/v1/common.proto\"*\n\x05\x46\x65nce\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xa4\x01\n\x11\x43opyBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12&\n\x06source\x18\x04 \x01(\x0b\x32\x16.mooncache.v1.NodeInfo\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\x12\"\n\x05\x66\x65nce\x18\x06 \x01(\x0b\x32\x13.mooncache.v1.Fence\"9\n\x12\x43opyBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\x12\x14\n\x0c\x63opied_bytes\x18\x02 \x01(\x04\"\x82\x01\n\x11\x44ropBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.mooncache.v1.DropReason\x12\"\n\x05\x66\x65nce\x18\x04 \x01(\x0b\x32\x13.mooncache.v1.Fence\"#\n\x12\x44ropBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\"k\n\x14NodePinBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\"\n\x05\x66\x65nce\x18\x04 \x01(\x0b\x32\x13.mooncache.v1.Fence\"&\n\x15NodePinBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\"]\n\x16NodeUnpinBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\"\n\x05\x66\x65nce\x18\x03 \x01(\x0b\x32\x13.mooncache.v1.Fence\"(\n\x17NodeUnpinBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\"J\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\"\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x13.mooncache.v1.Fence\"=\n\x13SetDrainingResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.mooncache.v1.NodeState\"\x16\n\x14GetNodeStatusRequest\"\xe5\x03\n\x15GetNodeStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.mooncache.v1.NodeState\x12*\n\tendpoints\x18\x06 \x01(\x0b\x32\x17.mooncache.v1.Endpoints\x12\'\n\x08segments\x18\x07 \x03(\x0b\x32\x15.mooncache.v1.Segment\x12\x12\n\nused_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\n \x01(\x04\x12\x10\n\x08last_seq\x18\x0b \x01(\x04\x12\x11\n\tacked_seq\x18\x0c \x01(\x04\x12\x11\n\tmaster_id\x18\r \x01(\t\x12\x11\n\tuptime_ms\x18\x0e \x01(\x04\x12\x43\n\x08\x63ounters\x18\x0f \x03(\x0b\x32\x31.mooncache.v1.GetNodeStatusResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*[\n\nDropReason\x12\x1b\n\x17\x44ROP_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44ROP_REASON_REMOVED\x10\x01\x12\x17\n\x13\x44ROP_REASON_DRAINED\x10\x02\x32\x94\x04\n\x10StoreNodeService\x12O\n\nCopyBlocks\x12\x1f.mooncache.v1.CopyBlocksRequest\x1a .mooncache.v1.CopyBlocksResponse\x12O\n\nDropBlocks\x12\x1f.mooncache.v1.DropBlocksRequest\x1a .mooncache.v1.DropBlocksResponse\x12T\n\tPinBlocks\x12\".mooncache.v1.NodePinBlocksRequest\x1a#.mooncache.v1.NodePinBlocksResponse\x12Z\n\x0bUnpinBlocks\x12$.mooncache.v1.NodeUnpinBlocksRequest\x1a%.mooncache.v1.NodeUnpinBlocksResponse\x12R\n\x0bSetDraining\x12 .mooncache.v1.SetDrainingRequest\x1a!.mooncache.v1.SetDrainingResponse\x12X\n\rGetNodeStatus\x12\".mooncache.v1.GetNodeStatusRequest\x1a#.mooncache.v1.GetNodeStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#mooncache/proto/v1/store_node.proto\x12\x0cmooncache.v1\x1a\x1fmooncache/proto/v1/common.proto\"*\n\x05\x46\x65nce\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\xb3\x01\n\x11\x43opyBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04keys\x18\x03 \x01(\x0c\x12&\n\x06source\x18\x04 \x01(\x0b\x32\x16.mooncache.v1.NodeInfo\x12\x12\n\ntimeout_ms\x18\x05 \x01(\r\x12\"\n\x05\x66\x65nce\x18\x06 \x01(\x0b\x32\x13.mooncache.v1.Fence\x12\r\n\x05spare\x18\x07 \x01(\x08\"9\n\x12\x43opyBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\x12\x14\n\x0c\x63opied_bytes\x18\x02 \x01(\x04\"\x82\x01\n\x11\x44ropBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12(\n\x06reason\x18\x03 \x01(\x0e\x32\x18.mooncache.v1.DropReason\x12\"\n\x05\x66\x65nce\x18\x04 \x01(\x0b\x32\x13.mooncache.v1.Fence\"#\n\x12\x44ropBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\"k\n\x14NodePinBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x03 \x01(\r\x12\"\n\x05\x66\x65nce\x18\x04 \x01(\x0b\x32\x13.mooncache.v1.Fence\"&\n\x15NodePinBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\"]\n\x16NodeUnpinBlocksRequest\x12\x11\n\ttenant_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\"\n\x05\x66\x65nce\x18\x03 \x01(\x0b\x32\x13.mooncache.v1.Fence\"(\n\x17NodeUnpinBlocksResponse\x12\r\n\x05\x63odes\x18\x01 \x03(\r\"J\n\x12SetDrainingRequest\x12\x10\n\x08\x64raining\x18\x01 \x01(\x08\x12\"\n\x05\x66\x65nce\x18\x02 \x01(\x0b\x32\x13.mooncache.v1.Fence\"=\n\x13SetDrainingResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.mooncache.v1.NodeState\"\x16\n\x14GetNodeStatusRequest\"\xe5\x03\n\x15GetNodeStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07host_id\x18\x03 \x01(\t\x12\x18\n\x10software_version\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.mooncache.v1.NodeState\x12*\n\tendpoints\x18\x06 \x01(\x0b\x32\x17.mooncache.v1.Endpoints\x12\'\n\x08segments\x18\x07 \x03(\x0b\x32\x15.mooncache.v1.Segment\x12\x12\n\nused_bytes\x18\x08 \x01(\x04\x12\x14\n\x0cpinned_bytes\x18\t \x01(\x04\x12\x13\n\x0b\x62lock_count\x18\n \x01(\x04\x12\x10\n\x08last_seq\x18\x0b \x01(\x04\x12\x11\n\tacked_seq\x18\x0c \x01(\x04\x12\x11\n\tmaster_id\x18\r \x01(\t\x12\x11\n\tuptime_ms\x18\x0e \x01(\x04\x12\x43\n\x08\x63ounters\x18\x0f \x03(\x0b\x32\x31.mooncache.v1.GetNodeStatusResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01*[\n\nDropReason\x12\x1b\n\x17\x44ROP_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44ROP_REASON_REMOVED\x10\x01\x12\x17\n\x13\x44ROP_REASON_DRAINED\x10\x02\x32\x94\x04\n\x10StoreNodeService\x12O\n\nCopyBlocks\x12\x1f.mooncache.v1.CopyBlocksRequest\x1a .mooncache.v1.CopyBlocksResponse\x12O\n\nDropBlocks\x12\x1f.mooncache.v1.DropBlocksRequest\x1a .mooncache.v1.DropBlocksResponse\x12T\n\tPinBlocks\x12\".mooncache.v1.NodePinBlocksRequest\x1a#.mooncache.v1.NodePinBlocksResponse\x12Z\n\x0bUnpinBlocks\x12$.mooncache.v1.NodeUnpinBlocksRequest\x1a%.mooncache.v1.NodeUnpinBlocksResponse\x12R\n\x0bSetDraining\x12 .mooncache.v1.SetDrainingRequest\x1a!.mooncache.v1.SetDrainingResponse\x12X\n\rGetNodeStatus\x12\".mooncache.v1.GetNodeStatusRequest\x1a#.mooncache.v1.GetNodeStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETNODESTATUSRESPONSE_COUNTERSENTRY']._loaded_options = None
   _globals['_GETNODESTATUSRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_DROPREASON']._serialized_start=1463
-  _globals['_DROPREASON']._serialized_end=1554
+  _globals['_DROPREASON']._serialized_start=1478
+  _globals['_DROPREASON']._serialized_end=1569
   _globals['_FENCE']._serialized_start=86
   _globals['_FENCE']._serialized_end=128
   _globals['_COPYBLOCKSREQUEST']._serialized_start=131
-  _globals['_COPYBLOCKSREQUEST']._serialized_end=295
-  _globals['_COPYBLOCKSRESPONSE']._serialized_start=297
-  _globals['_COPYBLOCKSRESPONSE']._serialized_end=354
-  _globals['_DROPBLOCKSREQUEST']._serialized_start=357
-  _globals['_DROPBLOCKSREQUEST']._serialized_end=487
-  _globals['_DROPBLOCKSRESPONSE']._serialized_start=489
-  _globals['_DROPBLOCKSRESPONSE']._serialized_end=524
-  _globals['_NODEPINBLOCKSREQUEST']._serialized_start=526
-  _globals['_NODEPINBLOCKSREQUEST']._serialized_end=633
-  _globals['_NODEPINBLOCKSRESPONSE']._serialized_start=635
-  _globals['_NODEPINBLOCKSRESPONSE']._serialized_end=673
-  _globals['_NODEUNPINBLOCKSREQUEST']._serialized_start=675
-  _globals['_NODEUNPINBLOCKSREQUEST']._serialized_end=768
-  _globals['_NODEUNPINBLOCKSRESPONSE']._serialized_start=770
-  _globals['_NODEUNPINBLOCKSRESPONSE']._serialized_end=810
-  _globals['_SETDRAININGREQUEST']._serialized_start=812
-  _globals['_SETDRAININGREQUEST']._serialized_end=886
-  _globals['_SETDRAININGRESPONSE']._serialized_start=888
-  _globals['_SETDRAININGRESPONSE']._serialized_end=949
-  _globals['_GETNODESTATUSREQUEST']._serialized_start=951
-  _globals['_GETNODESTATUSREQUEST']._serialized_end=973
-  _globals['_GETNODESTATUSRESPONSE']._serialized_start=976
-  _globals['_GETNODESTATUSRESPONSE']._serialized_end=1461
-  _globals['_GETNODESTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1414
-  _globals['_GETNODESTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1461
-  _globals['_STORENODESERVICE']._serialized_start=1557
-  _globals['_STORENODESERVICE']._serialized_end=2089
+  _globals['_COPYBLOCKSREQUEST']._serialized_end=310
+  _globals['_COPYBLOCKSRESPONSE']._serialized_start=312
+  _globals['_COPYBLOCKSRESPONSE']._serialized_end=369
+  _globals['_DROPBLOCKSREQUEST']._serialized_start=372
+  _globals['_DROPBLOCKSREQUEST']._serialized_end=502
+  _globals['_DROPBLOCKSRESPONSE']._serialized_start=504
+  _globals['_DROPBLOCKSRESPONSE']._serialized_end=539
+  _globals['_NODEPINBLOCKSREQUEST']._serialized_start=541
+  _globals['_NODEPINBLOCKSREQUEST']._serialized_end=648
+  _globals['_NODEPINBLOCKSRESPONSE']._serialized_start=650
+  _globals['_NODEPINBLOCKSRESPONSE']._serialized_end=688
+  _globals['_NODEUNPINBLOCKSREQUEST']._serialized_start=690
+  _globals['_NODEUNPINBLOCKSREQUEST']._serialized_end=783
+  _globals['_NODEUNPINBLOCKSRESPONSE']._serialized_start=785
+  _globals['_NODEUNPINBLOCKSRESPONSE']._serialized_end=825
+  _globals['_SETDRAININGREQUEST']._serialized_start=827
+  _globals['_SETDRAININGREQUEST']._serialized_end=901
+  _globals['_SETDRAININGRESPONSE']._serialized_start=903
+  _globals['_SETDRAININGRESPONSE']._serialized_end=964
+  _globals['_GETNODESTATUSREQUEST']._serialized_start=966
+  _globals['_GETNODESTATUSREQUEST']._serialized_end=988
+  _globals['_GETNODESTATUSRESPONSE']._serialized_start=991
+  _globals['_GETNODESTATUSRESPONSE']._serialized_end=1476
+  _globals['_GETNODESTATUSRESPONSE_COUNTERSENTRY']._serialized_start=1429
+  _globals['_GETNODESTATUSRESPONSE_COUNTERSENTRY']._serialized_end=1476
+  _globals['_STORENODESERVICE']._serialized_start=1572
+  _globals['_STORENODESERVICE']._serialized_end=2104
 # @@protoc_insertion_point(module_scope)

@@ -26,20 +26,22 @@ class Fence(_message.Message):
     def __init__(self, term: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CopyBlocksRequest(_message.Message):
-    __slots__ = ("tenant_id", "tenant", "keys", "source", "timeout_ms", "fence")
+    __slots__ = ("tenant_id", "tenant", "keys", "source", "timeout_ms", "fence", "spare")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     tenant: str
     keys: bytes
     source: _common_pb2.NodeInfo
     timeout_ms: int
     fence: Fence
-    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    spare: bool
+    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., spare: _Optional[bool] = ...) -> None: ...
 
 class CopyBlocksResponse(_message.Message):
     __slots__ = ("codes", "copied_bytes")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mooncache.errors import Draining, InvalidArgument, Unsupported
+from mooncache.client.keys import split_keys
+from mooncache.errors import OK, Draining, InvalidArgument, Unsupported
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.ops.checks import check_keys
@@ -29,4 +30,7 @@ async def handle(
         limit_s = min(limit_s, request.timeout_ms / 1000.0)
     codes, copied_bytes = await state.copier.copy(request.tenant, request.keys, request.source, limit_s)
     state.count("copied_bytes", copied_bytes)
+    if request.spare:
+        made = [key for key, code in zip(split_keys(request.keys), codes, strict=True) if code == OK]
+        state.spares.made(request.tenant, made, state.clock.now_s())
     return pb.CopyBlocksResponse(codes=codes, copied_bytes=copied_bytes)
