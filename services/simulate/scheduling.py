@@ -198,7 +198,7 @@ class SimScheduler:
         world, choice = self.world, request.choice
         assert choice is not None, "only decided requests generate"
         late_s = world.now_s - request.planned_from_s - choice.ttft_s
-        self._lateness.observe(choice.ttft_s, choice.wait_s, late_s, world.ttft_slo_s)
+        self._lateness.observe(choice.ttft_s, choice.waiting_s, late_s, world.ttft_slo_s)
         self.world.book.first_token(request.index, self.world.now_s)
 
     def ended(self, request: SimRequest) -> None:
