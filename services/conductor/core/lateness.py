@@ -2,8 +2,8 @@
 
 A request is taken when its promise will be kept, so an error of the prediction is a broken promise. How late first
 tokens come, as a share of what was predicted, is kept of the last ones; the margin is the 95th percentile: one in
-twenty was later than that. Before anything was seen a first guess is believed. Each observation takes an equal part of
-that belief away, so a guess that was wrong refuses no more than the first requests that wait. Requests that hardly waited
+twenty was later than that. Before anything was seen a first guess is believed. Each observation takes an equal part
+of that belief away, so a wrong guess refuses no more than the first requests that wait. Requests that hardly waited
 say nothing: what they take is computing, which has a model of its own.
 """
 
