@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.conductor.core.lateness import FIRST, MOST, Lateness
+from mooncache.conductor.core.lateness import FIRST, MEMORY, MOST, TRUSTED, Lateness
 from mooncache.conductor.core.learning import FadingMean
 
 
@@ -25,6 +25,25 @@ def test_one_in_twenty_comes_later_than_what_is_learnt() -> None:
     shares = [rng.uniform(0.0, 0.4) for _ in range(4000)]
     assert learnt(shares) == pytest.approx(0.38, abs=0.04)
     assert learnt([0.0] * 1000) == 0.0, "predictions that hold need no margin"
+
+
+@given(st.lists(st.floats(0.0, MOST), min_size=TRUSTED, max_size=300))
+def test_after_few_observations_nothing_of_the_first_guess_is_left(shares: list[float]) -> None:
+    last = sorted(shares[-MEMORY:])
+    later = sum(share > learnt(shares) * (1 + 1e-9) for share in last)
+    assert later <= (1 - 0.95) * len(last), "one in twenty at most"
+    assert any(learnt(shares) == pytest.approx(share) for share in last)
+
+
+def test_the_first_guess_goes_with_each_observation() -> None:
+    found = [learnt([0.0] * count) for count in range(TRUSTED + 1)]
+    assert found == sorted(found, reverse=True)
+    assert (found[0], found[-1]) == (FIRST, 0.0)
+
+
+def test_what_is_long_past_is_forgotten() -> None:
+    assert learnt([0.9] * MEMORY) == pytest.approx(0.9)
+    assert learnt([0.9] * MEMORY + [0.1] * MEMORY) == pytest.approx(0.1)
 
 
 def test_who_hardly_waited_teaches_nothing() -> None:

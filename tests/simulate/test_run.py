@@ -422,3 +422,16 @@ def test_places_are_given_in_the_order_of_decisions() -> None:
     result = run(trace_of(rows), cluster(prefill=3, group_sequences_max=1), "mooncache", sample_s=1.0)
     assert (result.outcome == SimOutcome.DONE).all()
     assert result.end_s[1] < result.end_s[2]
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+@pytest.mark.parametrize("first", ["prefill", "decode"])
+def test_in_overload_the_whole_promise_is_used_and_kept(seed: int, first: str) -> None:
+    trace = conversations(900, 12.0, seed=seed, blocks_max=60)
+    spec = cluster(prefill=2, decode=3, dram_blocks=4000, first_token=first)
+    mooncache = run(trace, spec, "mooncache", rules=Rules(), ttft_slo_s=8.0)
+    assert mooncache.rejected > len(trace) / 5, "more is asked for than there is"
+    assert 0.9 * 8.0 <= mooncache.quantile("ttft_s", 0.99) <= 1.1 * 8.0
+    for policy, gate in (("mooncache", "early"), ("algorithm1", "early"), ("algorithm1", "predicted")):
+        other = run(trace, spec, policy, rules=Rules(admission=AdmissionMode(gate)), ttft_slo_s=8.0)
+        assert mooncache.attainment() >= other.attainment(), (policy, gate)

@@ -197,7 +197,10 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
         return "The request was refused."
     wait = f"try again in {choice.retry_after_s:.1f} s"
     if choice.reason is Reason.TTFT:
-        return f"The first token would take {choice.ttft_s:.1f} s, {request.ttft_slo_s:g} s are promised; {wait}."
+        would = f"The first token would take {choice.ttft_s:.1f} s, {request.ttft_slo_s:g} s are promised"
+        if choice.ttft_s <= request.ttft_slo_s:
+            would += f" and {choice.ttft_limit_s:.1f} s of them are free for a request of its size, share and priority"
+        return f"{would}; {wait}."
     if choice.reason is Reason.TBT:
         tbt_ms, promised_ms = choice.tbt_s * 1e3, request.tbt_slo_s * 1e3
         return f"A token would take {tbt_ms:.0f} ms, {promised_ms:g} ms are promised; {wait}."
@@ -307,4 +310,5 @@ def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | N
         "prefill_ms": milliseconds(choice.compute_s),
         "handover_ms": milliseconds(choice.handover_s),
         "decode_wait_ms": milliseconds(choice.wait_s),
+        "ttft_limit_ms": milliseconds(choice.ttft_limit_s),
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from mooncache.conductor.core import learning
+from mooncache.conductor.core.asked_work import AskedWork
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import InstanceShape
 from mooncache.conductor.core.landing import Landings
@@ -41,6 +42,7 @@ class ServedModel:
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
         self.lateness = Lateness()
+        self.asked = AskedWork()
         self.landings = Landings(handover_margin_s)
         self.prefill_counts: Counter[str] = Counter()  # ends of prefill legs that were heard of, by type
         self._kinds: dict[str, int] = {}

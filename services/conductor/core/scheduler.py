@@ -34,7 +34,7 @@ from mooncache.conductor.core.handover_node import NO_NODE, handover_node, nodes
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.outcome import Learned, Outcomes
-from mooncache.conductor.core.policy import find
+from mooncache.conductor.core.policy import crowding, find
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
     NO_ROW,
@@ -238,6 +238,7 @@ class Scheduler:
         if not takes.all():
             fleet = replace(fleet, ready=fleet.ready & takes)
         choice = self.policy.choose(policy_request, fleet, self.settings.rules, self._rng)
+        model.asked.ask(crowding.cost_s(choice), now_s)
         policy_request, choice, avoided = self._landing(model, policy_request, fleet, choice, now_s)
         planned = PlannedRequest(arrival, policy_request, choice, fleet, block_tokens)
         decision = self._record(replace(planned, store_node=self._store_node(planned, kept_node)))
@@ -332,6 +333,7 @@ class Scheduler:
             priority=request.priority,
             tenant_share=self.shares.share(request.tenant, now_s),
             lateness=model.lateness.value,
+            demand=model.asked.lately(now_s),
             number=self._number,
             affinity=affinity(request.keys),
         )

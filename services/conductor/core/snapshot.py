@@ -74,6 +74,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         )
         plain = dict(self.request)
         plain["affinity"] = tuple(plain["affinity"])
+        plain["demand"] = tuple(tuple(asked_s) for asked_s in plain["demand"])
         found = Request(local=local, sources=sources, awaited=awaited, **plain)
         return replace(found, keep_decode=place.get(found.keep_decode, NO_ROW))
 

@@ -149,5 +149,4 @@ def paired(
         decode_scores=measured,
         invalid_costs=compared.invalid_costs,
     )
-    reason, retry_s = overload.judged(request, fleet, rules, choice)
-    return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice
+    return overload.judged(request, fleet, rules, choice)

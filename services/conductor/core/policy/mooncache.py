@@ -3,7 +3,8 @@
 Per passport group the cheapest prefill candidate (`branches`) is paired with the best decode candidate at the
 moment when the KV will be there (`placement`); computing the prompt on a decode instance itself is one more
 candidate, without hand-over but with the delay that it causes to the sequences running there. Whatever ends first
-is taken, then admission is asked (`overload`).
+is taken, then admission is asked (`overload`). A request that is refused because it would wait too long is looked at
+once more: the cheapest pair may be one where much is queued for a cache, and another may still be in time.
 """
 
 from __future__ import annotations
@@ -60,7 +61,15 @@ class Mooncache:
 
     @QUIET
     def choose(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
-        """Choose the cheapest branch; the contract is `Policy.choose`."""
+        """Choose the cheapest branch that keeps the promise; the contract is `Policy.choose`."""
+        choice = self._cheapest(request, fleet, rules, rng)
+        if choice.reason not in (Reason.TTFT, Reason.CAPACITY):
+            return choice
+        soonest = self._cheapest(request, fleet, replace(rules, work_weight=0.0, queue_weight=0.0), rng)
+        return soonest if soonest.admitted else choice
+
+    def _cheapest(self, request: Request, fleet: Fleet, rules: Rules, rng: random.Random) -> Choice:
+        """The cheapest branch, admitted or refused."""
         prefillers, decoders = candidates(request, fleet)
         summary = fleet.summary
         all_there = prefillers is summary.prefillers and decoders is summary.decoders
@@ -81,8 +90,7 @@ class Mooncache:
         choice = _choice(
             fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, invalid
         )
-        reason, retry_s = overload.judged(request, fleet, rules, choice)
-        return replace(choice, admitted=False, reason=reason, retry_after_s=retry_s) if reason else choice
+        return overload.judged(request, fleet, rules, choice)
 
     def _paired(
         self,

@@ -132,6 +132,8 @@ class Request:
     priority: int = 0
     tenant_share: float = 1.0  # the tenant's recent uncached tokens over its fair share
     lateness: float = 0.0  # share by which first tokens that wait may come later than predicted, as learnt
+    demand: tuple[tuple[float, ...], ...] = ()
+    """Seconds of computing asked for lately, by all up to each bucket of cost, for each memory (`crowding`)."""
     number: int = 0  # running number (round robin)
     affinity: tuple[int, ...] = ()  # numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap)
 
@@ -198,6 +200,7 @@ class Choice:
     wait_s: float = 0.0  # for a place in the decode batch
     tbt_s: float = 0.0
     retry_after_s: float = 0.0
+    ttft_limit_s: float = 0.0  # what `ttft_s` was too long for, 0 when that is not why it was refused
     scores: Floats | None = field(default=None, compare=False)
     """What was compared for the prompt, for each row; infinite for rows that were no candidates."""
     decode_scores: Floats | None = field(default=None, compare=False)
