@@ -219,52 +219,6 @@ class CancelToken:
     @property
     def cancelled(self) -> bool: ...
 
-class Reservation:
-    """
-    Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).
-    """
-
-    def write(self, offset: int, source: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> None:
-        """Write a buffer, or a list of buffers, at a byte offset."""
-
-    def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> None:
-        """Make the block visible; every byte must be written."""
-
-    def abort(self) -> None: ...
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    @property
-    def node_index(self) -> int: ...
-
-class ReservationBatch:
-    """
-    Space for blocks of one size, filled range by range. Calls answer a code for each block.
-    """
-
-    def write(self, offset: int, sources: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
-        """
-        For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> codes
-        """
-
-    def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
-        """Make the blocks visible of which every byte was written -> codes"""
-
-    def abort(self) -> None: ...
-
-    def __len__(self) -> int: ...
-
-    @property
-    def block_bytes(self) -> int: ...
-
-    @property
-    def codes(self) -> list[int]:
-        """0 for blocks that can be written"""
-
-    @property
-    def nodes(self) -> list[int | None]: ...
-
 def place(key: object, nodes: list, host_id: str, count: int) -> list[int]:
     """Positions of the nodes for a block, best first."""
 
@@ -398,6 +352,52 @@ class BlockWatch:
     def wake(self) -> None: ...
 
     def close(self) -> None: ...
+
+class Reservation:
+    """
+    Space for one block on a node, filled range by range. Errors: RuntimeError(code, name, message).
+    """
+
+    def write(self, offset: int, source: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> None:
+        """Write a buffer, or a list of buffers, at a byte offset."""
+
+    def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> None:
+        """Make the block visible; every byte must be written."""
+
+    def abort(self) -> None: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def node_index(self) -> int: ...
+
+class ReservationBatch:
+    """
+    Space for blocks of one size, filled range by range. Calls answer a code for each block.
+    """
+
+    def write(self, offset: int, sources: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
+        """
+        For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> codes
+        """
+
+    def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
+        """Make the blocks visible of which every byte was written -> codes"""
+
+    def abort(self) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def codes(self) -> list[int]:
+        """0 for blocks that can be written"""
+
+    @property
+    def nodes(self) -> list[int | None]: ...
 
 class GpuStager:
     """Pinned buffers with a copy stream each. Not thread-safe."""
