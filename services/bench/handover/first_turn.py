@@ -1,7 +1,7 @@
 """The first turn of a conversation, vLLM: prefill and decode in two engines over one engine that does everything.
 
 Both clusters run at the same time and get the same prompts in turn, each prompt once, so that nothing is in any cache.
-What of the transfer took place while the prompt was still being computed is told by the decode leg's cache report.
+The decode leg says in its cache report what of the transfer took place while the prompt was still being computed.
 """
 
 from __future__ import annotations

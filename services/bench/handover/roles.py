@@ -40,7 +40,7 @@ _QUICK_PHASE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
+class _Arrivals:
     """How requests come, and what is promised."""
 
     prompt_every_s: float
@@ -55,7 +55,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         EngineFailed: a request of the calibration was not served.
     """
     phase_s = _QUICK_PHASE_S if quick else _PHASE_S
-    pace: _Pace | None = None
+    pace: _Arrivals | None = None
     replies: dict[bool, tuple[list[ChatReply], list[ChatReply]]] = {}
     for follow in (False, True):
         name = "roles follow the load" if follow else "fixed roles"
@@ -76,7 +76,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
 
 
 def _rows(
-    replies: dict[bool, tuple[list[ChatReply], list[ChatReply]]], pace: _Pace, phase_s: float
+    replies: dict[bool, tuple[list[ChatReply], list[ChatReply]]], pace: _Arrivals, phase_s: float
 ) -> list[Row]:
     good = {
         follow: [sum(_kept(reply, pace) for reply in phase) / phase_s for phase in phases]
@@ -104,7 +104,7 @@ def _rows(
     ]
 
 
-def _kept(reply: ChatReply, pace: _Pace) -> bool:
+def _kept(reply: ChatReply, pace: _Arrivals) -> bool:
     if reply.error or reply.ttft_s > pace.ttft_s:
         return False
     return not reply.gaps_s or statistics.fmean(reply.gaps_s) <= _TBT_S
@@ -125,7 +125,7 @@ def _answer(name: str) -> dict[str, Any]:
     }
 
 
-async def _calibrated(cluster: EmbeddedCluster) -> _Pace:
+async def _calibrated(cluster: EmbeddedCluster) -> _Arrivals:
     """Rates and promises for this machine."""
     key = demo_key(cluster)
     async with aiohttp.ClientSession() as session:
@@ -134,7 +134,7 @@ async def _calibrated(cluster: EmbeddedCluster) -> _Pace:
         prompt_s = await _each_s(session, cluster, key, _prompt)
         answer_s = await _each_s(session, cluster, key, _answer)
     # One engine computes prompts, two make answers.
-    return _Pace(prompt_s / _LOAD, 2 * answer_s / _LOAD, _TTFT_TIMES * alone.ttft_s)
+    return _Arrivals(prompt_s / _LOAD, 2 * answer_s / _LOAD, _TTFT_TIMES * alone.ttft_s)
 
 
 async def _each_s(
@@ -160,7 +160,7 @@ async def _served(
 
 
 async def _phases(
-    cluster: EmbeddedCluster, pace: _Pace, phase_s: float
+    cluster: EmbeddedCluster, pace: _Arrivals, phase_s: float
 ) -> tuple[list[ChatReply], list[ChatReply]]:
     key = demo_key(cluster)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
