@@ -139,7 +139,9 @@ class AsyncClient:
     ) -> res.PutResult:
         """Store a batch, as `Client.put_many`: one code for each key."""
         return await self._run_cancellable(
-            lambda token: self._engine.put_many(keys, values, replicas, timeout_s, token, prefer_node)
+            lambda token: self._engine.put_many(
+                keys, values, replicas, timeout_s, token, prefer_node=prefer_node
+            )
         )
 
     async def put_iov(

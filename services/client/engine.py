@@ -161,6 +161,7 @@ class ClientCore:
         replicas: int | None,
         timeout_s: float | None,
         cancel: CancelToken | None = None,
+        node: int | None = None,
         prefer_node: str | None = None,
     ) -> res.PutResult:
         block_keys = batch_keys(keys)
@@ -186,15 +187,15 @@ class ClientCore:
 
             def direct(positions: Sequence[int], slices: Slices, left_s: float) -> list[PutAnswer]:
                 chosen = [block_keys[i] for i in positions]
-                return call_native(core.put_device, chosen, slices, replicas, left_s, cancel, None, preferred)
+                return call_native(core.put_device, chosen, slices, replicas, left_s, cancel, node, preferred)
 
             def staged(positions: Sequence[int], parts: HostParts, left_s: float) -> list[PutAnswer]:
                 chosen = [block_keys[i] for i in positions]
-                return call_native(core.put, chosen, parts, replicas, left_s, cancel, None, preferred)
+                return call_native(core.put, chosen, parts, replicas, left_s, cancel, node, preferred)
 
             answer = self._direct.put(core, sources, limit_s, direct, staged)
         else:
-            answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, None, preferred)
+            answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, node, preferred)
         created = tuple(code == OK for code, _ in answer)
         codes = tuple(OK if code == AlreadyExists.code else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)

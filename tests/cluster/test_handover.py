@@ -63,6 +63,9 @@ def counted(cluster: EmbeddedCluster) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
+_LEGS_OF_LOST_BLOCKS = {("decode", "OK"), ("decode", "REPLACED"), ("prefill", "OK")}
+
+
 def test_a_node_that_takes_no_blocks(serving: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """What is handed to the pool is lost on its way; the decode leg is not left to wait for it."""
     prompt = text("a")
@@ -75,12 +78,13 @@ def test_a_node_that_takes_no_blocks(serving: EmbeddedCluster, capsys: pytest.Ca
         found = record(capsys, serving)
         assert found["chosen"]["prefill"] == "prefill-1"
         legs = [(leg["leg"], leg["code"]) for leg in found["events"][-1]["legs"]]
-        assert sorted(legs) == [("decode", "OK"), ("decode", "REPLACED"), ("prefill", "OK")]
+        # The engine hears from the pool that its blocks were given up; the gateway may have sent the leg again before.
+        assert {("decode", "OK"), ("prefill", "OK")} <= set(legs) <= _LEGS_OF_LOST_BLOCKS
         assert found["observed"]["handover"] == "missed"
-        assert counted(serving) == 1
+        assert counted(serving) == legs.count(("decode", "REPLACED")) <= 1
         other = text("b")
         assert ask(serving, other)["choices"][0]["message"]["content"] == alone(serving, other)
         assert record(capsys, serving)["chosen"]["inline"], "for a while the decode engine computes by itself"
-        assert counted(serving) == 1
+        assert counted(serving) == legs.count(("decode", "REPLACED"))
     finally:
         assert run(["drain", "node-1", "--cancel", *where]) == 0

@@ -91,7 +91,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
     monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: slow)
     hot, asked = HotPrefixes(1e9), []
 
-    async def order(keys: bytes, copies: int) -> str:
+    async def order(keys: bytes, copies: int, near: list[str]) -> str:
         asked.append(keys)
         raise errors.MasterUnavailable("gone")
 
@@ -102,7 +102,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
     state: Any = SimpleNamespace(
         copies=SimpleNamespace(order=order),
         section=SimpleNamespace(replicate_bytes_per_s=1e9),
-        pool=SimpleNamespace(connected=True, node_count=8),
+        pool=SimpleNamespace(connected=True, node_count=8, nodes_on=lambda _hosts: []),
         hot=hot,
         clock=clock,
         instruments=ConductorMetrics(Metrics("conductor")),

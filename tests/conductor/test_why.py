@@ -11,6 +11,7 @@ import pytest
 from mooncache.cli import app
 from mooncache.cli.why import _handover, timeline
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.reporting.output import console
 from tests.conductor.support import Conductor, chain, config_at, instance, pair, running
 from tests.conductor.support import serve as run_conductor
 
@@ -128,7 +129,7 @@ def test_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 def test_both_legs_are_bars_on_one_line_of_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(console, "width", columns)
 
     async def scenario(c: Conductor) -> None:
         monkeypatch.setenv("MOONCACHE_CLUSTER_STATE_DIR", str(tmp_path))

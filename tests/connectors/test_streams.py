@@ -255,8 +255,8 @@ def test_an_abort_in_mid_stream_frees_the_blocks_and_no_late_byte_comes(
     faulty.blocks = dict(blocks[:3])
     streaming_request(decode, tokens)
     faulty.gate = threading.Event()
-    faulty.blocks = dict(blocks[:5])
     gets = faulty.calls.count("get")
+    faulty.blocks = dict(blocks[:5])
     decode.run_until(lambda: faulty.calls.count("get") > gets)  # bytes are being written
     decode.scheduler.finish_requests("d", RequestStatus.FINISHED_ABORTED)
     other = prompt(12, 5 * BLOCK_TOKENS)

@@ -74,7 +74,11 @@ async def test_prefill_and_decode_apart_give_the_tokens_of_one_engine(
     assert [tokens for tokens, _ in answers] == expected
     assert {chosen.get("prefill") for _, chosen in answers} == {"prefill-1"}
     hits = await asyncio.to_thread(external_hits, vllm_cluster, "decode-1") - before
-    assert hits == sum(len(ids) // BLOCK * BLOCK for ids in prompts), "decode computed what prefill had"
+    # A stream leaves the last token of a prompt to be computed: where that ends a block, the block with it.
+    least = sum((len(ids) - 1) // BLOCK * BLOCK for ids in prompts)
+    assert least <= hits <= sum(len(ids) // BLOCK * BLOCK for ids in prompts), (
+        "decode computed what prefill had"
+    )
     assert "waits_cut_total{" not in await asyncio.to_thread(gateway_metrics, vllm_cluster), "all was stored"
 
 

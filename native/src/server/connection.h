@@ -18,7 +18,7 @@
 
 namespace mooncache::server {
 
-class Connection : public Watched, public WaitTable::Owner {
+class Connection final : public Watched, public WaitTable::Owner {
  public:
   Connection(Loop& loop, std::unique_ptr<net::Stream> stream, bool is_unix);
   ~Connection();

@@ -71,17 +71,17 @@ TEST_F(RdmaReservations, RangesGoOverRdmaInAnyOrder) {
 
 TEST_F(RdmaReservations, ALayerOfManyBlocksGoesOverRdmaInOneCall) {
   open(2, 2);
-  constexpr size_t kBlocks = 20;
+  constexpr size_t kRdmaBlocks = 20;
   constexpr size_t kLayer = 100'000;
   std::vector<std::vector<std::byte>> blocks;
   std::vector<Key> keys;
-  for (size_t i = 0; i < kBlocks; ++i) {
+  for (size_t i = 0; i < kRdmaBlocks; ++i) {
     keys.push_back(key_of(i));
     blocks.push_back(bytes_of(i, 4 * kLayer));
   }
   auto made = client_->reserve(std::span(keys), 4 * kLayer, {});
   ASSERT_TRUE(made) << made.status().message;
-  std::vector<Code> codes(kBlocks);
+  std::vector<Code> codes(kRdmaBlocks);
   for (const size_t layer : {2u, 0u, 1u, 3u}) {
     std::vector<ConstSlice> slices;
     for (const auto& block : blocks) slices.emplace_back(block.data() + layer * kLayer, kLayer);
@@ -90,27 +90,27 @@ TEST_F(RdmaReservations, ALayerOfManyBlocksGoesOverRdmaInOneCall) {
     ASSERT_TRUE((*made)->write(layer * kLayer, sources, {}, codes));
     for (const Code code : codes) EXPECT_EQ(code, Code::kOk);
   }
-  EXPECT_EQ(stat_of(*client_, "rdma_bytes"), 4 * kLayer * kBlocks);
+  EXPECT_EQ(stat_of(*client_, "rdma_bytes"), 4 * kLayer * kRdmaBlocks);
   EXPECT_EQ(node_stat("requests_write"), 0u);
   EXPECT_EQ(node_stat("requests_reserve"), 1u);
   ASSERT_TRUE((*made)->commit({}, codes));
   for (const Code code : codes) EXPECT_EQ(code, Code::kOk);
-  for (size_t i = 0; i < kBlocks; ++i) expect_stored(i, blocks[i]);
+  for (size_t i = 0; i < kRdmaBlocks; ++i) expect_stored(i, blocks[i]);
 }
 
 TEST_F(RdmaReservations, OfABatchWithoutAPathTheRestGoesInFrames) {
   if (rdma_is_real()) GTEST_SKIP();
   open(1, 1);
-  constexpr size_t kBlocks = 5;
+  constexpr size_t kRdmaBlocks = 5;
   std::vector<std::vector<std::byte>> blocks;
   std::vector<Key> keys;
-  for (size_t i = 0; i < kBlocks; ++i) {
+  for (size_t i = 0; i < kRdmaBlocks; ++i) {
     keys.push_back(key_of(i));
     blocks.push_back(bytes_of(i, kSize));
   }
   auto made = client_->reserve(std::span(keys), kSize, {});
   ASSERT_TRUE(made) << made.status().message;
-  std::vector<Code> codes(kBlocks);
+  std::vector<Code> codes(kRdmaBlocks);
   const auto write_half = [&](size_t offset, size_t length) {
     std::vector<ConstSlice> slices;
     for (const auto& block : blocks) slices.emplace_back(block.data() + offset, length);
@@ -126,7 +126,7 @@ TEST_F(RdmaReservations, OfABatchWithoutAPathTheRestGoesInFrames) {
   EXPECT_GE(stat_of(*client_, "rdma_fallbacks"), 1u);
   ASSERT_TRUE((*made)->commit({}, codes));
   for (const Code code : codes) EXPECT_EQ(code, Code::kOk);
-  for (size_t i = 0; i < kBlocks; ++i) expect_stored(i, blocks[i]);
+  for (size_t i = 0; i < kRdmaBlocks; ++i) expect_stored(i, blocks[i]);
 }
 
 TEST_F(RdmaReservations, ARegisteredBufferIsReadInPlace) {
