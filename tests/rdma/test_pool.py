@@ -59,8 +59,12 @@ def test_blocks_go_and_come_over_both_rails(acts: Acts) -> None:
 def test_nothing_is_ever_wrong_or_late(said: list[dict[str, Any]]) -> None:
     assert all(act.get("wrong", 0) == 0 for act in said)
     assert all(act.get("took_s", 0) < DEADLINE_S for act in said if act["act"] != "start")
-    truncated = {"an arena is truncated", "an arena is truncated, afterwards"}
-    assert all(act.get("miss_checksum", 0) == 0 for act in said if act["act"] not in truncated)
+    # Readers take turns at a block's copies: a damaged one may be found, and is then left out, at the next read only.
+    damaged = {"an arena is truncated", "an arena is truncated, afterwards"}
+    late = {"a node is killed": COPIED}
+    assert all(
+        act.get("miss_checksum", 0) <= late.get(act["act"], 0) for act in said if act["act"] not in damaged
+    )
 
 
 def test_the_map_tells_which_rails_are_up(acts: Acts) -> None:
