@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.core.time_bars import bars
 from mooncache.conductor.core.progress import Phase
+from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 
 _REASONS = {
@@ -65,6 +67,9 @@ def why(
     policy: Annotated[
         str, Parameter(help="Also show what this policy would have decided: algorithm1, least_load, ...")
     ] = "",
+    svg: Annotated[
+        Path | None, Parameter(help="Also write the line of time as a picture to this file.")
+    ] = None,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
@@ -81,6 +86,8 @@ def why(
         mooncache why d-09af33c2d4e51b77 --json | jq .misses
 
         mooncache why 4f1c2a9be0a14a63 --policy algorithm1
+
+        mooncache why 4f1c2a9be0a14a63 --svg time.svg
     """
     from mooncache.proto.v1 import conductor_pb2
 
@@ -90,11 +97,21 @@ def why(
         conductor_pb2.GetDecisionResponse,
     )
     record = json_module.loads(response.record_json)
+    if svg is not None:
+        _save_picture(record, svg)
     if json:
         print_json(record)
     else:
         show(record)
     return EXIT_OK
+
+
+def _save_picture(record: dict[str, Any], path: Path) -> None:
+    from mooncache.cli.time_picture import save_time_picture
+
+    if not record.get("spans"):
+        raise InvalidArgument("No leg of this request was reported yet, so there is no picture to write.")
+    save_time_picture(record["spans"], f"Request {record['request_id']}", path)
 
 
 def show(record: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def bars(spans: Sequence[Mapping[str, Any]], width: int, *, plain: bool = False)
     """
     if not spans:
         return []
-    names = [_name(span) for span in spans]
+    names = [row_name(span) for span in spans]
     labels = [
         ("" if at and names[at - 1] == name else name, str(span["part"]))
         for at, (name, span) in enumerate(zip(names, spans, strict=True))
@@ -43,7 +43,7 @@ def bars(spans: Sequence[Mapping[str, Any]], width: int, *, plain: bool = False)
     times = [f"{span['to_ms'] - span['from_ms']:,.1f} ms" for span in spans]
     last = max(map(len, times))
     cells = max(_CELLS_MIN, width - first - second - last - 6)
-    end_ms = _end_ms(spans)
+    end_ms = last_shown_ms(spans)
     head = " " * (first + second + 4)
     rows = [head + _ticks(end_ms, cells, room=last + 2)]
     for (name, part), span, time in zip(labels, spans, times, strict=True):
@@ -52,12 +52,13 @@ def bars(spans: Sequence[Mapping[str, Any]], width: int, *, plain: bool = False)
     return [row.rstrip() for row in rows]
 
 
-def _name(span: Mapping[str, Any]) -> str:
+def row_name(span: Mapping[str, Any]) -> str:
+    """The leg of a span and its instance, not too long for a row."""
     name = f"{span['leg']} {span['instance']}".strip()
     return name if len(name) <= _NAME_MAX else name[: _NAME_MAX - 2] + ".."
 
 
-def _end_ms(spans: Sequence[Mapping[str, Any]]) -> float:
+def last_shown_ms(spans: Sequence[Mapping[str, Any]]) -> float:
     """The time at the right end of the line."""
     whole = max(float(span["to_ms"]) for span in spans)
     before = max((float(span["to_ms"]) for span in spans if span["part"] != _GENERATE), default=whole)

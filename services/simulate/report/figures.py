@@ -239,6 +239,28 @@ def bars(
         plot.axes.grid(visible=False, axis="y")
 
 
+def intervals(
+    plot: Plot, names: Sequence[str], parts: Mapping[str, Sequence[tuple[int, float, float]]]
+) -> None:
+    """Rows on one line of time, first name on top; each part is a colour with its intervals (row, begin, end)."""
+    with _style():
+        for order, (label, found) in enumerate(parts.items()):
+            rows, begins, ends = (np.array([each[column] for each in found]) for column in range(3))
+            plot.axes.barh(
+                rows,
+                ends - begins,
+                left=begins,
+                height=0.62,
+                label=label,
+                color=colour_of(order),
+                linewidth=0,
+            )
+            plot.labelled += 1
+        plot.axes.set_yticks(np.arange(len(names)), list(names))
+        plot.axes.invert_yaxis()
+        plot.axes.grid(visible=False, axis="y")
+
+
 def limit_line(plot: Plot, at: float, text: str, *, vertical: bool = True) -> None:
     """A promise: a thin red line with its name. Vertical at x, or horizontal at y."""
     with _style():
