@@ -26,7 +26,6 @@ inline bool set_rdma_field(const std::string& name, nanobind::handle value, Rdma
   if (name == "rdma_rails_max") return set(config.rails_max);
   if (name == "rdma_gid_index") return set(config.gid_index);
   if (name == "rdma_ack_timeout") return set(config.ack_timeout);
-  if (name == "rdma_retry_count") return set(config.retry_count);
   if (name == "rdma_traffic_class") return set(config.traffic_class);
   if (name == "rdma_service_level") return set(config.service_level);
   return false;

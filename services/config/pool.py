@@ -141,8 +141,6 @@ class RdmaSection(Section):
     """Entry of the port's GID table; -1 chooses RoCE v2 over IPv4, else over IPv6."""
     ack_timeout: int = Field(default=14, ge=8, le=22)
     """A packet without an answer is sent again after 4.096 us * 2^n: 14 is 67 ms."""
-    retry_count: int = Field(default=6, ge=1, le=6)
-    """Times a packet is sent again before the rail counts as lost. At 7 some devices never stop trying."""
     traffic_class: int = Field(default=0, ge=0, le=255)
     """Traffic class of RoCE v2 packets: the DSCP times 4."""
     service_level: int = Field(default=0, ge=0, le=15)

@@ -21,7 +21,9 @@ REMOVED: Final = frozenset(
     store_node.event_log_capacity store_node.grant_timeout_s
     store_node.handshake_timeout_s store_node.idle_timeout_s store_node.max_block_bytes
     store_node.report_batch_blocks store_node.report_interval_s store_node.shards
+    rdma.retry_count
     vllm.load_failure_policy vllm.max_num_batched_tokens
-    worker.call_timeout_s worker.event_count_max
+    worker.call_timeout_s worker.event_count_max worker.health_interval_s worker.restart_backoff_first_s
+    worker.restart_backoff_max_s worker.restart_count_max
     """.split()  # noqa: SIM905  (a list of fifty strings is no easier to read)
 )

@@ -147,16 +147,8 @@ class WorkerSection(Section):
     """Port for /metrics, /health and /ready; 0 means any free port."""
     start_timeout_s: DurationS = Field(default=600.0, gt=0, le=86400)
     """Time for the engine to become healthy."""
-    health_interval_s: DurationS = Field(default=1.0, gt=0, le=60)
-    """How often the engine is asked for its health."""
     hang_timeout_s: DurationS = Field(default=30.0, gt=0, le=3600)
     """Silence on health checks after which an engine is restarted."""
-    restart_backoff_first_s: DurationS = Field(default=1.0, gt=0, le=600)
-    """Pause before the first restart of a crashed engine; it doubles with every further restart."""
-    restart_backoff_max_s: DurationS = Field(default=60.0, gt=0, le=3600)
-    """Longest pause between restarts."""
-    restart_count_max: int = Field(default=10, ge=0, le=10_000)
-    """Restarts within ten minutes after which the worker gives up."""
     drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """Time for running requests to finish when the instance drains."""
 

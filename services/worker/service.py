@@ -16,6 +16,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -53,8 +54,10 @@ log = get_logger(__name__)
 class WorkerService(Service):
     """The worker as a service."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, restarts: RestartPolicy | None = None) -> None:
+        """`restarts`: other pauses and counts than an engine's defaults; the timeouts are the configuration's."""
         worker = config.worker
+        self._restarts = restarts or RestartPolicy()
         super().__init__(
             "worker",
             config,
@@ -89,12 +92,8 @@ class WorkerService(Service):
         instance_id = worker.instance_id or f"{socket.gethostname()[:100]}-{url.rpartition(':')[2]}"
         file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", instance_id).lstrip(".") or "worker"
         state_dir = config.cluster.state_dir.expanduser().absolute()
-        policy = RestartPolicy(
-            start_timeout_s=worker.start_timeout_s,
-            hang_timeout_s=worker.hang_timeout_s,
-            backoff_first_s=worker.restart_backoff_first_s,
-            backoff_max_s=worker.restart_backoff_max_s,
-            restart_count_max=worker.restart_count_max,
+        policy = replace(
+            self._restarts, start_timeout_s=worker.start_timeout_s, hang_timeout_s=worker.hang_timeout_s
         )
         key = auth.engine_key(self.token)
         self._state = WorkerState(

@@ -23,6 +23,7 @@ from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_server import GrpcServer
 from mooncache.runtime.rpc import CallContext, RpcTable
 from mooncache.runtime.run_op import OpRunner
+from mooncache.runtime.supervision import RestartPolicy
 from mooncache.worker.adapters.base import Command, EngineAdapter, Launch
 from mooncache.worker.core.load import MetricNames
 
@@ -147,6 +148,9 @@ class FakeAdapter(EngineAdapter):
         )
 
 
+QUICK_RESTARTS = RestartPolicy(backoff_first_s=0.05, backoff_max_s=0.2)
+
+
 def order(config: Config, **orders: Any) -> None:
     """Tell the fake engine what to do; everything that is not named goes back to normal."""
     path = config.cluster.state_dir / "orders.json"
@@ -165,9 +169,6 @@ def settings(folder: Path, conductor_port: int = 1, **changes: Any) -> Config:
         "worker.model": str(folder),
         "worker.model_name": "fake-model",
         "worker.instance_id": "fake-1",
-        "worker.health_interval_s": 0.05,
-        "worker.restart_backoff_first_s": 0.05,
-        "worker.restart_backoff_max_s": 0.2,
         "worker.drain_timeout_s": 10.0,
     }
     return load(

@@ -24,7 +24,7 @@ from mooncache.runtime.rpc import WORKER_SERVICE
 from mooncache.worker.background import run_engine
 from mooncache.worker.service import WorkerService, attach_url
 from tests.conditions import until
-from tests.worker.support import PASSPORT, Conductor, alive, conductor, order, settings
+from tests.worker.support import PASSPORT, QUICK_RESTARTS, Conductor, alive, conductor, order, settings
 from tests.worker.test_kv_events import BLOCK, pack, stored
 
 READY, STARTING, DRAINING, SUSPECT = (
@@ -37,7 +37,7 @@ READY, STARTING, DRAINING, SUSPECT = (
 
 @contextlib.asynccontextmanager
 async def worker(config: Config) -> AsyncIterator[WorkerService]:
-    service = WorkerService(config)
+    service = WorkerService(config, QUICK_RESTARTS)
     await service.start()
     try:
         yield service
@@ -146,7 +146,9 @@ async def test_a_crash_leads_to_a_new_run_with_a_new_incarnation(tmp_path: Path)
 async def test_an_engine_that_always_ends_is_given_up(tmp_path: Path) -> None:
     order(settings(tmp_path), exit=3)
     async with conductor(settings(tmp_path)) as found:
-        service = WorkerService(settings(tmp_path, found.port, worker__restart_count_max=2))
+        service = WorkerService(
+            settings(tmp_path, found.port), dataclasses.replace(QUICK_RESTARTS, restart_count_max=2)
+        )
         with pytest.raises(EngineFailed, match=r"given up after 3 failures.*exit code 3"):
             await service.run()
     log = (tmp_path / "logs" / "fake-1.engine.log").read_text()

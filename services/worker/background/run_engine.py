@@ -38,6 +38,7 @@ from mooncache.worker.process import EngineProcess
 from mooncache.worker.state import WorkerState
 
 _TICK_S = 0.1
+HEALTH_INTERVAL_S = 1.0
 _ASK_TIMEOUT_S = 5.0
 # A stalled engine costs the requests that are sent to it: others have to hear of it soon.
 _HEALTH_TIMEOUT_S = 1.0
@@ -109,7 +110,7 @@ async def step(state: WorkerState) -> None:
 
 async def _pause(state: WorkerState) -> None:
     """One health interval; shorter while the engine is down, loads or has just ended."""
-    left_s = state.config.worker.health_interval_s
+    left_s = HEALTH_INTERVAL_S
     while left_s > 0:
         await state.clock.sleep(min(_TICK_S, left_s))
         left_s -= _TICK_S
