@@ -32,22 +32,21 @@ def save_time_picture(spans: Sequence[Mapping[str, Any]], title: str, path: Path
     """
     end_ms = last_shown_ms(spans)
     names: list[str] = []
-    parts: dict[str, list[tuple[int, float, float]]] = {}
+    parts: dict[str, list[tuple[int, float, float]]] = {label: [] for label in _PARTS.values()}
     for span in spans:
         # Loading has a row of its own: it goes on while the leg waits.
         name = row_name(span) + (" loads" if span["part"] == SpanPart.LOAD else "")
         if name not in names:
             names.append(name)
         interval = (names.index(name), float(span["from_ms"]), min(end_ms, float(span["to_ms"])))
-        parts.setdefault(_PARTS.get(span["part"], "unknown"), []).append(interval)
-    in_order = {label: parts[label] for label in _PARTS.values() if label in parts}
+        parts[_PARTS.get(span["part"], "unknown")].append(interval)
     plot = new_figure(
         title,
         x_label="ms since the gateway took the request",
         width_in=WIDTH_IN * _WIDE,
         height_in=_FRAME_IN + _ROW_IN * len(names),
     )
-    intervals(plot, names, in_order)
+    intervals(plot, names, parts)
     plot.axes.set_xlim(0, end_ms)
     save_svg(plot, path, alt=_alt(spans))
 

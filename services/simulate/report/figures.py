@@ -242,9 +242,14 @@ def bars(
 def intervals(
     plot: Plot, names: Sequence[str], parts: Mapping[str, Sequence[tuple[int, float, float]]]
 ) -> None:
-    """Rows on one line of time, first name on top; each part is a colour with its intervals (row, begin, end)."""
+    """Rows on one line of time, first name on top; each part is a colour with its intervals (row, begin, end).
+
+    A part without intervals keeps its colour for other figures, and is not in the legend.
+    """
     with _style():
         for order, (label, found) in enumerate(parts.items()):
+            if not found:
+                continue
             rows, begins, ends = (np.array([each[column] for each in found]) for column in range(3))
             plot.axes.barh(
                 rows,
