@@ -60,7 +60,8 @@ TEST_F(DiskTest, TheFileNeverGrowsAndTheOldestGoFirst) {
   constexpr uint64_t kBlocks = 400;  // 40 MB
   for (uint64_t i = 0; i < kBlocks; ++i) {
     memory_->offer(i, 100'000);
-    if (i % 20 == 19) ASSERT_TRUE(memory_->wait_written(i + 1));
+    if (i % 20 != 19) continue;
+    ASSERT_TRUE(memory_->wait_written(i + 1));
   }
   EXPECT_EQ(std::filesystem::file_size(file()), size);
   EXPECT_FALSE(read(0, 100'000));
@@ -78,8 +79,9 @@ TEST_F(DiskTest, WhatIsReadStays) {
   ASSERT_TRUE(memory_->wait_written(1));
   for (uint64_t i = 0; i < 1500; ++i) {
     memory_->offer(i, 20'000);
-    if (i % 50 == 49) ASSERT_TRUE(memory_->wait_written(i + 2));
-    if (i % 50 == 49) EXPECT_TRUE(read(1'000'000, 10'000)) << i;
+    if (i % 50 != 49) continue;
+    ASSERT_TRUE(memory_->wait_written(i + 2));
+    EXPECT_TRUE(read(1'000'000, 10'000)) << i;
   }
   EXPECT_GT(device_->stats().kept, 0u);
 }
@@ -124,8 +126,8 @@ TEST(DiskIndexTest, ABlockCostsAtMost64Bytes) {
   DiskIndex index(7);
   for (uint64_t i = 0; i < 300'000; ++i) {
     ASSERT_NE(index.put(kTenant, key_of(i), 4096, {1, 64}, true), store::kNone);
-    if (i > 100'000 && i % 10'000 == 0)
-      EXPECT_LE(static_cast<double>(index.memory_bytes()) / index.count(), 64) << i;
+    if (i < 100'000 || i % 10'000 != 0) continue;
+    EXPECT_LE(static_cast<double>(index.memory_bytes()) / index.count(), 64) << i;
   }
   for (uint64_t i = 0; i < 300'000; i += 2) index.erase(index.find(kTenant, key_of(i)));
   for (uint64_t i = 0; i < 300'000; ++i)
