@@ -33,6 +33,20 @@ namespace store {
 class ArenaMemory;
 }
 
+// Disks under the memory: the SSD tier. Its blocks survive the process.
+struct DiskConfig {
+  // A folder, a file or a block device for each disk; empty = there is no tier.
+  std::vector<std::string> paths;
+  uint64_t bytes = 0;              // of each, with everything that is kept beside the blocks
+  uint64_t write_bytes_per_s = 0;  // to each, over a minute; 0 = without a limit
+  std::string node_id = "node";    // whose blocks they are: a disk of another node is refused
+  bool allow_uring = true;
+  uint32_t stall_ms = 500;  // a disk that does not answer for so long is not there
+  // What its owner should know: level (20 info, 30 warning, 40 error), event, message. From the disks'
+  // threads.
+  std::function<void(uint8_t, const char*, std::string)> log;
+};
+
 struct StoreConfig {
   uint64_t capacity_bytes = 256ull << 20;  // 0 with an arena_path: all of it
   // Where the blocks lie. "" = anonymous memory of this process. Else a DAX character device, a file, or a
@@ -73,6 +87,8 @@ struct StoreConfig {
   uint64_t max_pins = 1ull << 24;
   uint64_t max_pin_ttl_ms = 24ull * 3600 * 1000;
   Tier tier = Tier::kDram;
+  // With disks `now_ms` has to be std::chrono::steady_clock in milliseconds.
+  DiskConfig disk;
 };
 
 // Handles: index in the low half, generation in the high half. 0 is never valid.
@@ -111,7 +127,8 @@ struct Pinned {
 struct MatchResult {
   uint32_t leading_run = 0;  // keys present before the first absent one
   uint32_t present = 0;
-  std::vector<uint8_t> bitmap;  // bit i%8 of byte i/8 = key i is present
+  std::vector<uint8_t> bitmap;   // bit i%8 of byte i/8 = key i is present
+  std::vector<uint8_t> on_disk;  // the same: present, but not in memory
 };
 
 // Block record, 56 bytes little endian:
@@ -212,8 +229,9 @@ struct StoreStats {
   uint64_t event_seq = 0, event_overflows = 0, events_pending = 0;
   uint64_t bookkeeping_bytes = 0;  // entries, index, allocator, generations, ghosts, pins (not the event log)
   uint64_t event_log_bytes = 0;
-  uint64_t draining = 0;    // on demand, or because the arena is gone
-  uint64_t arena_gone = 0;  // see lost_bytes()
+  uint64_t draining = 0;                               // on demand, or because the arena is gone
+  uint64_t arena_gone = 0;                             // see lost_bytes()
+  std::vector<std::pair<std::string, uint64_t>> disk;  // of the SSD tier, when there is one
 
   std::vector<std::pair<std::string_view, uint64_t>> named() const;
 };
@@ -257,6 +275,12 @@ class Store {
 
   // Finds and pins. NOT_FOUND, LIMIT_EXCEEDED (max_pins).
   Result<Pinned> acquire(TenantId tenant, const Key& key, uint64_t now_ms);
+  // True: the block is not in memory, and on its way up from a disk. `done` is called once, from another
+  // thread and without locks, when acquire() finds it or will not. It must not wait.
+  bool fetch(TenantId tenant, const Key& key, std::function<void()> done);
+  bool has_disk() const;
+  // Ends the disks' threads: what was asked of them is done or given up, and they keep what they have.
+  void close_disk();
   // Unknown (already released) pins are ignored.
   void release(PinId pin);
   // The bytes under a live pin; empty when it is unknown, or its memory is not addressable.
@@ -275,11 +299,14 @@ class Store {
   // head of a chain is always younger than its tail and chains are evicted from their end. Policy "mooncache"
   // learns from it what sessions do: ask for whole chains, also on nodes that hold a part.
   MatchResult match(TenantId tenant, std::span<const Key> keys, bool touch, uint64_t now_ms);
-  // Does not count as a use. NOT_FOUND.
+  // Does not count as a use. NOT_FOUND. A block on a disk alone has no extent.
   Result<BlockInfo> stat(TenantId tenant, const Key& key, uint64_t now_ms) const;
   // Invisible at once. NOT_FOUND; PINNED when a retention pin is in force, unless forced. Live pins of
-  // readers do not prevent it, they delay the reuse of the memory.
-  Code remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force = false);
+  // readers do not prevent it, they delay the reuse of the memory. `lasts`: called once when no restart
+  // brings the block back, perhaps at once, perhaps from another thread; it must not wait, nor call the
+  // store.
+  Code remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force = false,
+              std::function<void()> lasts = {});
   // Retention pin: no eviction until now_ms + ttl_ms. A repeat sets a new end, earlier or later.
   // NOT_FOUND, INVALID_ARGUMENT (ttl 0 or above max_pin_ttl_ms).
   Code pin(TenantId tenant, const Key& key, uint64_t ttl_ms, uint64_t now_ms);

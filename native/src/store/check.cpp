@@ -45,7 +45,7 @@ bool Store::Core::check_shard(const Shard& shard, Census& census, std::string* w
     census.pieces.push_back({entry.arena, entry.offset, entry.next, slot_of(shard, index)});
     TenantUsage& use = census.tenants[entry.tenant];
     use.bytes += entry.size;
-    pins += entry.pins;
+    pins += entry.pins - entry.demoting;
     retained += entry.retained_until_ms != 0 ? 1 : 0;
     if (entry.state == State::kReserved) census.reserved_bytes += extent_bytes(entry.size);
     if (entry.state == State::kZombie && entry.pins == 0)
@@ -55,8 +55,10 @@ bool Store::Core::check_shard(const Shard& shard, Census& census, std::string* w
     }
     const bool found = find(shard, hash_of(entry.tenant, entry.key), entry.tenant, entry.key) == index;
     if (found != (entry.state == State::kVisible)) return fail(why, "index does not agree with visibility");
-    const bool evictable = entry.state == State::kVisible && entry.pins == 0 && entry.retained_until_ms == 0;
-    if (evictable != (entry.linked != 0))
+    const bool evictable =
+        entry.state == State::kVisible && entry.pins == entry.demoting && entry.retained_until_ms == 0;
+    // The end of a demotion puts it back where it was taken out meanwhile.
+    if (evictable != (entry.linked != 0) && (entry.demoting == 0 || entry.linked != 0))
       return fail(why, "a block is in a queue that may not, or not in one that must");
     if (entry.retained_until_ms != 0 && entry.in_heap == 0)
       return fail(why, "a retention pin without an end");

@@ -200,7 +200,7 @@ BlockInfo Store::Core::info_of(const Shard& shard, uint32_t index, uint64_t now_
   info.extent = extent_of(shard, index);
   info.crc32c = entry.crc;
   info.tier = config.tier;
-  info.pins = entry.pins;
+  info.pins = entry.pins - entry.demoting;
   info.hits = entry.hits;
   info.age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
   info.pinned_until_ms = entry.retained_until_ms > now_ms ? entry.retained_until_ms : 0;
@@ -274,6 +274,7 @@ void Store::Core::link_if_idle(Shard& shard, uint32_t index) {
 void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms, bool in_chain) {
   BlockEntry& entry = shard.entries[index];
   const bool was_linked = entry.linked != 0;
+  if (entry.on_disk == store::OnDisk::kRefused) entry.on_disk = store::OnDisk::kUnknown;
   if (was_linked) unlink(shard, index);
   const uint64_t age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
   entry.queue = store::queue_on_hit(rules, entry.queue, age_ms, in_chain);
@@ -282,6 +283,16 @@ void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms, bool in_c
 
 void Store::Core::append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason) {
   events->append({kind, config.tier, reason, entry.tenant, entry.size, entry.key});
+}
+
+// A block that lies on a disk, too, goes on there.
+void Store::Core::announce_end(const BlockEntry& entry, RemoveReason reason) {
+  const bool stays = (reason == RemoveReason::kEvicted || reason == RemoveReason::kCorrupt) &&
+                     is_on_disk(entry.tenant, entry.key);
+  if (!stays || reason == RemoveReason::kCorrupt) append_event(entry, RecordKind::kRemove, reason);
+  if (!stays) return;
+  const RecordKind kind = reason == RemoveReason::kCorrupt ? RecordKind::kAdd : RecordKind::kMoveTier;
+  events->append({kind, Tier::kSsd, RemoveReason::kNone, entry.tenant, entry.size, entry.key});
 }
 
 void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
@@ -295,7 +306,7 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
   if (advisor) advisor->discard(hash);
   shard.index.erase(hash, index,
                     [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
-  append_event(entry, RecordKind::kRemove, reason);
+  announce_end(entry, reason);
   tenants.count_block(entry.tenant, false);
   --shard.count.visible;
   ++shard.count.removed[static_cast<size_t>(reason)];
@@ -352,6 +363,7 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   tenants.count_block(entry.tenant, true);
   ++shard.count.visible;
   ++shard.count.commits;
+  if (is_on_disk(entry.tenant, entry.key)) entry.on_disk = store::OnDisk::kWritten;
   link(shard, index);
   if (commit_callback) commit_callback(entry.tenant, entry.key);
   return Status::ok();

@@ -1,8 +1,9 @@
 // Everything behind class Store.
 //
 // Lock order: reserve_gate (shared by reserve, exclusive by check) -> one shard mutex (check takes all, in
-// ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor. No leaf is taken
-// under another leaf, and outside check() no thread holds two shards. The space callback runs without locks.
+// ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor, the index of a
+// disk. No leaf is taken under another leaf, and outside check() no thread holds two shards. The space
+// callback runs without locks.
 #pragma once
 
 #include <atomic>
@@ -15,6 +16,8 @@
 #include "mooncache/store.h"
 #include "store/advisor.h"
 #include "store/arena_memory.h"
+#include "store/disk/memory.h"
+#include "store/disk/tier.h"
 #include "store/event_log.h"
 #include "store/extent_allocator.h"
 #include "store/memfd.h"
@@ -114,6 +117,7 @@ struct Store::Core {
   void free_entry(Shard& shard, uint32_t entry);
   void end_reservation(Shard& shard, uint32_t entry);
   Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms);
+  void announce_end(const BlockEntry& entry, RemoveReason reason);
   void append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason);
   void end_retention(Shard& shard, uint32_t entry);
   void compact_retention(Shard& shard);
@@ -135,11 +139,32 @@ struct Store::Core {
   bool tenant_has_victim(TenantId tenant) const;
   // `more_to_evict`: set when it needs more victims than one call may take.
   Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
-                              bool* more_to_evict);
+                              bool* more_to_evict, bool from_disk = false);
   Result<Reservation> take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,
                                 Pressure& pressure);
   // Call without locks after space may have become free.
   void notify_space();
+
+  // --- the SSD tier below (tiering.cpp) ---
+  class MemoryAbove;  // what the disks ask
+  Status open_tier(Store& store);
+  // Blocks that are evicted next, and that no disk has: `bytes` of them, each with a pin of the disk's.
+  void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<store::disk::ColdBlock>& out);
+  struct ColdLimits {
+    uint32_t device = 0, devices = 1;
+    uint64_t deep_bytes = 0;  // of each queue
+    uint64_t largest = 0;     // block
+    uint64_t bytes_left = 0;
+  };
+  void take_cold_tail(Shard& shard, Queue queue, ColdLimits& limits,
+                      std::vector<store::disk::ColdBlock>& out);
+  void end_demotion(uint32_t slot, store::disk::Demotion end);
+  template <typename Visit>
+  uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit);
+  // The block is on a disk, to stay. The shard may be locked.
+  bool is_on_disk(TenantId tenant, const Key& key) const {
+    return tier != nullptr && tier->find(tenant, key).has_value();
+  }
 
   // --- checking (check.cpp); everything is locked ---
   struct Census;
@@ -181,6 +206,9 @@ struct Store::Core {
   std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
   std::function<void()> space_callback;
   std::function<void(TenantId, const Key&)> commit_callback;
+  // Last, because their threads use all of the above.
+  std::unique_ptr<store::disk::Memory> above;
+  std::unique_ptr<store::disk::Tier> tier;  // null: no disks
 };
 
 }  // namespace mooncache

@@ -239,11 +239,11 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
 }
 
 Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
-                                         bool* more_to_evict) {
+                                         bool* more_to_evict, bool from_disk) {
   if (size == 0) return {Code::kInvalidArgument, "a block has at least one byte"};
   if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity())
     return {Code::kTooLarge, {}};
-  if (takes_no_blocks()) {
+  if (from_disk ? arena_gone.load(std::memory_order_relaxed) : takes_no_blocks()) {
     draining_refusals.fetch_add(1, std::memory_order_relaxed);
     return {Code::kDraining, {}};
   }

@@ -42,30 +42,64 @@ uint64_t walk(Shards& shards, uint32_t shard_count, uint64_t cursor, uint32_t li
 
 }  // namespace
 
+// Blocks on disks alone come behind those in memory: their cursors go on where the shards' end.
+template <typename Visit>
+uint64_t Store::Core::walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit) {
+  const uint64_t base = uint64_t{config.shards} << 32;
+  const uint64_t next =
+      tier->walk(cursor - base, limit, [&](TenantId tenant, const Key& key, uint64_t size, uint32_t hits) {
+        const uint64_t hash = hash_of(tenant, key);
+        const Shard& shard = shard_of(hash);
+        const Lock lock(shard.mutex);
+        if (find(shard, hash, tenant, key) == store::kNone) visit(tenant, key, size, hits);
+      });
+  return next == 0 ? 0 : base + next;
+}
+
 ListPage Store::list(TenantId tenant, uint64_t cursor, uint32_t limit) const {
   ListPage page;
   limit = std::clamp(limit, 1u, kPageMax);
+  const uint64_t disks = uint64_t{core_->config.shards} << 32;
+  if (core_->tier && cursor >= disks) {
+    page.next_cursor =
+        core_->walk_disks(cursor, limit, [&](TenantId owner, const Key& key, uint64_t size, uint32_t hits) {
+          if (owner == tenant) page.items.push_back({key, size, Tier::kSsd, hits});
+        });
+    return page;
+  }
   page.next_cursor =
       walk(core_->shards, core_->config.shards, cursor, limit, [&](const store::BlockEntry& entry) {
         if (entry.tenant != tenant) return false;
         page.items.push_back({entry.key, entry.size, core_->config.tier, entry.hits});
         return true;
       });
+  if (core_->tier && page.next_cursor == 0) page.next_cursor = disks;
   return page;
 }
 
 SnapshotPage Store::snapshot(uint64_t cursor, uint32_t max) const {
   SnapshotPage page;
   max = std::clamp(max, 1u, kSlotsPerPage);
+  const auto add = [&](Tier tier, TenantId tenant, const Key& key, uint64_t size) {
+    const size_t at = page.records.size();
+    page.records.resize(at + kBlockRecordBytes);
+    store::pack_record({RecordKind::kAdd, tier, RemoveReason::kNone, tenant, size, key},
+                       page.records.data() + at);
+  };
+  const uint64_t disks = uint64_t{core_->config.shards} << 32;
+  if (core_->tier && cursor >= disks) {
+    page.next_cursor =
+        core_->walk_disks(cursor, max, [&](TenantId tenant, const Key& key, uint64_t size, uint32_t) {
+          add(Tier::kSsd, tenant, key, size);
+        });
+    return page;
+  }
   page.next_cursor =
       walk(core_->shards, core_->config.shards, cursor, max, [&](const store::BlockEntry& entry) {
-        const size_t at = page.records.size();
-        page.records.resize(at + kBlockRecordBytes);
-        store::pack_record(
-            {RecordKind::kAdd, core_->config.tier, RemoveReason::kNone, entry.tenant, entry.size, entry.key},
-            page.records.data() + at);
+        add(core_->config.tier, entry.tenant, entry.key, entry.size);
         return true;
       });
+  if (core_->tier && page.next_cursor == 0) page.next_cursor = disks;
   return page;
 }
 
@@ -133,6 +167,11 @@ StoreStats Store::stats() const {
   stats.event_log_bytes = core_->events->memory_bytes();
   stats.draining = draining() ? 1 : 0;
   stats.arena_gone = arena_gone() ? 1 : 0;
+  if (core_->tier) {
+    const store::disk::DeviceStats disk = core_->tier->stats();
+    for (const auto& [name, field] : store::disk::kDeviceCounters)
+      stats.disk.emplace_back("ssd_" + std::string(name), disk.*field);
+  }
   return stats;
 }
 

@@ -32,6 +32,9 @@ enum class State : uint8_t { kFree = 0, kReserved, kVisible, kZombie };
 // links[]: which list, which direction.
 inline constexpr uint32_t kQueuePrevious = 0, kQueueNext = 1, kTenantPrevious = 2, kTenantNext = 3;
 
+// What the SSD tier made of a block in memory, as far as memory knows.
+enum class OnDisk : uint8_t { kUnknown = 0, kWritten = 1, kRefused = 2 };
+
 struct BlockEntry {
   Key key;
   TenantId tenant = 0;
@@ -48,9 +51,11 @@ struct BlockEntry {
   uint16_t arena = 0;
   State state = State::kFree;
   Queue queue : 2 = Queue::kProbation;
-  uint8_t linked : 1 = 0;   // in its queue: can be evicted
-  uint8_t in_heap : 1 = 0;  // the retention heap has an element for it
-  uint8_t aside : 1 = 0;    // the advisor named it while it could not go
+  uint8_t linked : 1 = 0;    // in its queue: can be evicted
+  uint8_t in_heap : 1 = 0;   // the retention heap has an element for it
+  uint8_t aside : 1 = 0;     // the advisor named it while it could not go
+  uint8_t demoting : 1 = 0;  // one of its pins is a disk's, which copies it; that one leaves it in its queue
+  OnDisk on_disk : 2 = OnDisk::kUnknown;
 };
 static_assert(sizeof(BlockEntry) == 112);
 

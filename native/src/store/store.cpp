@@ -16,12 +16,16 @@ using store::kNone;
 using store::State;
 
 Store::Store(std::unique_ptr<Core> core) : core_(std::move(core)) {}
-Store::~Store() = default;
+Store::~Store() {
+  close_disk();
+}
 
 Result<std::unique_ptr<Store>> Store::open(StoreConfig config) {
   auto core = std::make_unique<Core>(std::move(config));
   if (Status status = core->start(); !status) return status;
-  return std::unique_ptr<Store>(new Store(std::move(core)));
+  std::unique_ptr<Store> store(new Store(std::move(core)));
+  if (Status opened = store->core_->open_tier(*store); !opened) return opened;
+  return store;
 }
 
 Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
@@ -135,6 +139,7 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
   Core::Shard& shard = core_->shard_of(hash);
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->find(shard, hash, tenant, key);
+  if (index == kNone && core_->is_on_disk(tenant, key)) return {Code::kNotFound, "it is on a disk"};
   if (index == kNone) {
     const bool evicted = shard.ghosts.contains(static_cast<uint32_t>(hash >> 16) | 1u);
     ++(evicted ? shard.count.misses_evicted : shard.count.misses_unknown);
@@ -221,14 +226,22 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     Core::Shard& shard = core_->shard_of(hash);
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, keys[at]);
-    if (index == kNone) {
+    const bool on_disk = index == kNone && core_->is_on_disk(tenant, keys[at]);
+    if (index == kNone && !on_disk) {
       ++shard.count.match_absent;
       continue;
     }
     ++shard.count.match_present;
     ++result.present;
-    result.bitmap[at / 8] = static_cast<uint8_t>(result.bitmap[at / 8] | (1u << (at % 8)));
-    if (touch) core_->touch(shard, index, now_ms, true);
+    auto& bits = result.bitmap[at / 8];
+    bits = static_cast<uint8_t>(bits | (1u << (at % 8)));
+    if (on_disk) {
+      result.on_disk.resize(result.bitmap.size());
+      result.on_disk[at / 8] = static_cast<uint8_t>(result.on_disk[at / 8] | (1u << (at % 8)));
+      if (touch) core_->tier->touch(tenant, keys[at]);
+    } else if (touch) {
+      core_->touch(shard, index, now_ms, true);
+    }
   }
   if (advisor != nullptr) advisor->seen(hashes, result.bitmap, now_ms);
   while (result.leading_run < keys.size() &&
@@ -243,21 +256,40 @@ Result<BlockInfo> Store::stat(TenantId tenant, const Key& key, uint64_t now_ms) 
   const Core::Shard& shard = core_->shard_of(hash);
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->find(shard, hash, tenant, key);
-  if (index == kNone) return {Code::kNotFound, {}};
-  return core_->info_of(shard, index, now_ms);
+  if (index != kNone) return core_->info_of(shard, index, now_ms);
+  const auto on_disk = core_->tier ? core_->tier->find(tenant, key) : std::nullopt;
+  if (!on_disk) return {Code::kNotFound, {}};
+  BlockInfo info;
+  info.tier = Tier::kSsd;
+  info.extent.size = on_disk->size;
+  info.hits = on_disk->hits;
+  return info;
 }
 
-Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force) {
+// From the disk first: what is hidden after that does not go on there.
+Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force,
+                   std::function<void()> lasts) {
   if (static_cast<size_t>(reason) >= kRemoveReasons) return Code::kInvalidArgument;
+  std::function<void()> at_once = lasts;
   {
     const uint64_t hash = core_->hash_of(tenant, key);
     Core::Shard& shard = core_->shard_of(hash);
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, key);
-    if (index == kNone) return Code::kNotFound;
-    if (!force && shard.entries[index].retained_until_ms > now_ms) return Code::kPinned;
-    core_->hide(shard, index, reason);
+    const bool retained = index != kNone && !force && shard.entries[index].retained_until_ms > now_ms;
+    const auto on_disk = core_->tier && !retained ? core_->tier->find(tenant, key) : std::nullopt;
+    if (core_->tier && !retained && core_->tier->remove(tenant, key, std::move(lasts))) at_once = {};
+    if (index == kNone && on_disk) {
+      core_->events->append({RecordKind::kRemove, Tier::kSsd, reason, tenant, on_disk->size, key});
+    } else if (index != kNone && !retained) {
+      core_->hide(shard, index, reason);
+    }
+    if (retained || (index == kNone && !on_disk)) {
+      if (at_once) at_once();
+      return retained ? Code::kPinned : Code::kNotFound;
+    }
   }
+  if (at_once) at_once();
   core_->notify_space();
   return Code::kOk;
 }

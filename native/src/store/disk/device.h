@@ -1,0 +1,296 @@
+// One disk of the SSD tier: a log of segments, the index of what lies in them, and the thread that moves
+// bytes.
+//
+// Any thread asks (contains, fetch, remove); they take one short lock and never wait for the disk. The
+// device's own thread does everything else: reads, appends, the reuse of segments, the end of blocks that the
+// disk does not give back. What it promises:
+//   - a block that is read has the key that was asked for and its CRC, or it is a miss;
+//   - a removed block is gone from the index at once, and for good when `done` of remove() was called;
+//   - the file never grows beyond its capacity;
+//   - a disk that does not answer for `stall_ms` has no blocks until it answers again, one that fails
+//     several times in a row has none until the node starts again.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "mooncache/status.h"
+#include "store/disk/admission.h"
+#include "store/disk/file.h"
+#include "store/disk/format.h"
+#include "store/disk/index.h"
+#include "store/disk/io_queue.h"
+#include "store/disk/memory.h"
+
+namespace mooncache::store::disk {
+
+struct DeviceOptions {
+  std::string path;  // a folder, a file or a block device
+  uint64_t capacity_bytes = 0;
+  std::string node_id;
+  uint64_t segment_bytes = 0;      // 0: from the capacity
+  uint64_t write_bytes_per_s = 0;  // 0: without a limit
+  uint32_t stall_ms = 500;
+  uint32_t number = 0;  // among the devices of the node
+  bool allow_uring = true;
+  // Tests put theirs in place.
+  std::function<std::unique_ptr<IoQueue>(int fd, std::span<const iovec> buffers)> open_queue;
+};
+
+struct DeviceStats {
+  uint64_t capacity_bytes = 0, blocks = 0, block_bytes = 0, index_bytes = 0;
+  uint64_t reads = 0, read_bytes = 0, read_misses = 0, corrupt = 0;
+  uint64_t admitted = 0, admitted_bytes = 0, refused = 0, dropped = 0, written_bytes = 0;
+  uint64_t removals = 0, reclaimed = 0, kept = 0, recovered = 0;
+  uint64_t io_errors = 0, no_space = 0, stalls = 0;
+  uint64_t answering = 0;  // 1: it serves
+};
+using DeviceCounter = uint64_t DeviceStats::*;
+// With the names under which they are shown.
+inline constexpr std::pair<std::string_view, DeviceCounter> kDeviceCounters[] = {
+    {"capacity_bytes", &DeviceStats::capacity_bytes},
+    {"blocks", &DeviceStats::blocks},
+    {"block_bytes", &DeviceStats::block_bytes},
+    {"index_bytes", &DeviceStats::index_bytes},
+    {"reads", &DeviceStats::reads},
+    {"read_bytes", &DeviceStats::read_bytes},
+    {"read_misses", &DeviceStats::read_misses},
+    {"corrupt_blocks", &DeviceStats::corrupt},
+    {"admitted_blocks", &DeviceStats::admitted},
+    {"admitted_bytes", &DeviceStats::admitted_bytes},
+    {"refused_blocks", &DeviceStats::refused},
+    {"dropped_blocks", &DeviceStats::dropped},
+    {"written_bytes", &DeviceStats::written_bytes},
+    {"removals", &DeviceStats::removals},
+    {"reclaimed_blocks", &DeviceStats::reclaimed},
+    {"kept_blocks", &DeviceStats::kept},
+    {"recovered_blocks", &DeviceStats::recovered},
+    {"io_errors", &DeviceStats::io_errors},
+    {"no_space", &DeviceStats::no_space},
+    {"stalls", &DeviceStats::stalls},
+    {"devices_answering", &DeviceStats::answering},
+};
+
+class Device {
+ public:
+  using Done = std::function<void()>;
+  struct Found {
+    uint64_t size = 0;
+    uint32_t hits = 0;
+  };
+
+  // Opens or creates the file and rebuilds the index. CONFIG_INVALID: of another node, in use, of another
+  // format, too small; NO_SPACE.
+  static Result<std::unique_ptr<Device>> open(DeviceOptions options, Memory& memory);
+  ~Device();  // close()
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  std::optional<Found> find(TenantId tenant, const Key& key) const;
+  void touch(TenantId tenant, const Key& key);
+  // Brings the block up into memory; `done` is called once, from the device's thread, whether it came or
+  // not. False: it is not here, or too many are asked for.
+  bool fetch(TenantId tenant, const Key& key, Done done);
+  // True when the block was here; `done` when its removal will last.
+  bool remove(TenantId tenant, const Key& key, Done done);
+  // Calls visit(tenant, key, size, hits) from `cursor` on, `limit` times at most; the next cursor, 0 at the
+  // end.
+  using Visit = std::function<void(TenantId, const Key&, uint64_t, uint32_t)>;
+  uint64_t walk(uint64_t cursor, uint32_t limit, const Visit& visit) const;
+  // Writes what it holds and closes the open segment. Nothing is served afterwards.
+  void close();
+  DeviceStats stats() const;
+  bool answering() const { return answering_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Segment {
+    enum class State : uint8_t { kFree, kOpening, kOpen, kClosed, kGivenUp };
+    State state = State::kFree;
+    uint64_t sequence = 0;
+    uint32_t reads = 0;  // under way; guarded by mutex_
+  };
+  // A block on its way up, or (keep) into a newer segment.
+  struct Fetch {
+    TenantId tenant = 0;
+    Key key;
+    uint32_t size = 0;
+    Location at;
+    uint64_t sequence = 0;
+    bool keep = false;
+    bool queued = true;  // not all of its reads have begun
+    bool ended = false;  // for those who wait; reads may still be under way
+    bool begun = false, failed = false, header_sound = false;
+    uint32_t crc32c = 0;
+    uint64_t next_byte = 0;  // of the file: where the next read begins
+    uint32_t under_way = 0;
+    Reservation reservation{};
+    std::vector<std::byte> body;  // keep only
+    std::vector<Done> waiting;    // guarded by mutex_
+  };
+  struct Op {
+    enum class Kind : uint8_t { kFree, kRead, kChunk, kHeader, kFooter, kSync, kPlain };
+    Kind kind = Kind::kFree;
+    uint32_t generation = 0;
+    uint64_t begun_ms = 0;
+    uint64_t bytes = 0;
+    uint32_t buffer = 0;  // kRead, kChunk
+    uint64_t offset = 0;  // of the file
+    std::shared_ptr<Fetch> fetch;
+    uint32_t segment = 0;
+    int64_t result = 0;
+  };
+  // A piece of the open segment in memory.
+  struct Chunk {
+    uint64_t number = 0;
+    uint32_t buffer = 0, segment = 0;
+    uint64_t offset = 0;  // in the segment
+    uint64_t fill = 0;
+    uint64_t since_ms = 0;
+    bool sealed = false, submitted = false, done = false, failed = false;
+  };
+  struct PendingRecord {
+    RecordHeader header;
+    Location at;
+    uint64_t first_chunk = 0, last_chunk = 0;
+    Done done;  // of a removal
+  };
+  struct Removal {
+    TenantId tenant = 0;
+    Key key;
+    Done done;
+  };
+  struct FooterBuild {
+    uint32_t segment = 0;
+    AlignedMemory memory;
+    uint64_t offset = 0, bytes = 0;
+    bool submitted = false;
+  };
+
+  Device(DeviceOptions options, Memory& memory);
+  // device_open.cpp
+  Status start();
+  Status open_file();
+  Status open_superblock();
+  Status create_superblock(const Superblock& wanted);
+  Status recover();
+  bool recover_footer(uint32_t number);
+  void recover_records(uint32_t number);
+  void adopt(const RecordHeader& header, Location at);
+  int64_t plain(const Io& io);
+  // device.cpp
+  void run();
+  void turn(int timeout_ms);
+  int timeout_ms() const;
+  // The op's number; kNone: the queue takes no more now.
+  uint32_t submit(Op op, Io io);
+  void ended(const IoEnd& end);
+  void watch_for_stalls();
+  void give_up();
+  void count_error(int64_t result);
+  void fail_all();
+  // device_read.cpp
+  void pump_reads();
+  bool begin(Fetch& fetch);
+  void read_ended(Op& op, int64_t result);
+  void take_bytes(Fetch& fetch, uint64_t file_offset, std::span<const std::byte> bytes);
+  void take_header(Fetch& fetch, std::span<const std::byte> bytes);
+  void finish(const std::shared_ptr<Fetch>& fetch);
+  Code conclude(Fetch& fetch);
+  void report(const std::shared_ptr<Fetch>& fetch);
+  void drop(const Fetch& fetch, RemoveReason reason);
+  // device_write.cpp
+  void demote();
+  Demotion demote(const ColdBlock& block, DeviceStats& seen);
+  void write_removals();
+  bool room_for(uint64_t bytes);
+  template <typename Copy>
+  bool append(const RecordHeader& header, Done done, const Copy& copy);
+  Chunk& chunk();
+  void seal_chunk();
+  void flush_old();
+  void pump_writes();
+  void chunk_ended(const Op& op, bool whole);
+  void retire_chunks();
+  void record_ended(PendingRecord& record, bool sound);
+  void written(const Op& op, bool whole);
+  bool open_segment();
+  void close_segment();
+  void write_footers();
+  void reclaim();
+  void want_kept(const DiskEntry& entry);
+  bool keep(const Fetch& fetch);
+  void release_segments();
+
+  uint64_t segment_offset(uint32_t number) const { return kDataOffset + number * layout_.segment_bytes; }
+  std::byte* chunk_data(const Chunk& chunk) const {
+    return chunk_memory_.data() + uint64_t{chunk.buffer} * chunk_bytes_;
+  }
+  uint64_t largest_block() const;
+  // mutex_ is held.
+  void forget(uint32_t number) {
+    fetches_.erase(number);
+    index_.erase(number);
+  }
+
+  const DeviceOptions options_;
+  Memory& memory_;
+  File file_;
+  Superblock layout_;
+  AlignedMemory read_memory_, chunk_memory_, page_memory_;  // outlive the queue, which may still write there
+  std::deque<FooterBuild> footers_;
+  std::unique_ptr<IoQueue> queue_;
+  std::vector<uint32_t> free_reads_, free_chunks_;
+  uint64_t chunk_bytes_ = 0;
+
+  mutable std::mutex mutex_;  // leaf: no other lock is taken under it
+  DiskIndex index_;
+  std::unordered_map<uint32_t, std::shared_ptr<Fetch>> fetches_;  // by entry
+  std::deque<std::shared_ptr<Fetch>> asked_;
+  std::deque<Removal> removals_;
+  bool stopping_ = false;
+
+  // The thread's own.
+  std::vector<Segment> segments_;  // reads: under mutex_
+  std::deque<uint32_t> free_segments_;
+  std::deque<uint32_t> closed_, given_up_;  // oldest first
+  std::deque<std::shared_ptr<Fetch>> wanted_;
+  std::vector<Op> ops_;
+  std::vector<uint32_t> free_ops_;
+  std::deque<Chunk> chunks_;  // oldest first; the last one may still be filled
+  std::deque<PendingRecord> pending_;
+  std::vector<FooterEntry> footer_;      // of the open segment
+  std::vector<Done> to_sync_, syncing_;  // of removals that are written
+  std::vector<IoEnd> ends_;
+  std::vector<ColdBlock> cold_;
+  WriteBudget budget_;
+  std::mt19937_64 random_;
+  uint64_t next_sequence_ = 1, next_chunk_ = 1, last_failed_chunk_ = 0;
+  uint32_t open_ = kNone;   // the segment that is appended to
+  uint64_t open_fill_ = 0;  // in it
+  uint32_t reads_under_way_ = 0, writes_under_way_ = 0;
+  uint64_t kept_bytes_ = 0;
+  uint64_t now_ms_ = 0, next_demotion_ms_ = 0, stalled_ms_ = 0;
+  uint32_t errors_in_row_ = 0;
+  bool removals_waiting_ = false, off_ = false;
+
+  std::atomic<bool> answering_{false};
+  mutable std::mutex stats_mutex_;
+  DeviceStats count_;
+
+  std::mutex ready_mutex_;
+  std::condition_variable ready_changed_;
+  std::optional<Status> ready_;
+  std::thread thread_;
+};
+
+}  // namespace mooncache::store::disk

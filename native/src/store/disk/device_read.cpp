@@ -1,0 +1,170 @@
+// How a block comes up: its record in pieces, each checked and copied when it is there.
+#include <algorithm>
+#include <cstring>
+
+#include "mooncache/crc32c.h"
+#include "store/disk/device.h"
+
+namespace mooncache::store::disk {
+
+namespace {
+
+constexpr uint64_t kPieceBytes = 256 << 10;
+
+uint64_t record_begin(uint32_t unit) {
+  return uint64_t{unit} * kUnitBytes;
+}
+
+}  // namespace
+
+// Room in memory for what is to come. False: there is none, or the block is there already.
+bool Device::begin(Fetch& fetch) {
+  fetch.begun = true;
+  fetch.sequence = segments_[fetch.at.segment].sequence;
+  fetch.next_byte =
+      (segment_offset(fetch.at.segment) + record_begin(fetch.at.unit)) / kPageBytes * kPageBytes;
+  if (fetch.keep) {
+    fetch.body.resize(fetch.size);
+    return true;
+  }
+  auto reservation = memory_.reserve(fetch.tenant, fetch.key, fetch.size);
+  if (!reservation) return false;
+  fetch.reservation = *reservation;
+  return true;
+}
+
+// All reads that have a buffer are under way at once; blocks in the order in which they were asked for.
+void Device::pump_reads() {
+  while (!wanted_.empty() && !free_reads_.empty()) {
+    const std::shared_ptr<Fetch> fetch = wanted_.front();
+    if (!fetch->begun && !begin(*fetch)) fetch->failed = true;
+    const uint64_t begin = segment_offset(fetch->at.segment) + record_begin(fetch->at.unit);
+    const uint64_t end = round_up(begin + kRecordHeaderBytes + fetch->size, kPageBytes);
+    if (fetch->failed || fetch->next_byte >= end) {
+      wanted_.pop_front();
+      fetch->queued = false;
+      if (fetch->under_way == 0) finish(fetch);
+      continue;
+    }
+    const uint64_t bytes = std::min(kPieceBytes, end - fetch->next_byte);
+    Op op;
+    op.kind = Op::Kind::kRead;
+    op.buffer = free_reads_.back();
+    op.fetch = fetch;
+    const Slice to{read_memory_.data() + uint64_t{op.buffer} * kPieceBytes, bytes};
+    if (submit(std::move(op), {Io::Kind::kRead, fetch->next_byte, to, 0, 0}) == kNone) return;
+    free_reads_.pop_back();
+    fetch->next_byte += bytes;
+    ++fetch->under_way;
+    ++reads_under_way_;
+    if (fetch->next_byte < end) continue;
+    wanted_.pop_front();
+    fetch->queued = false;
+  }
+}
+
+void Device::read_ended(Op& op, int64_t result) {
+  Fetch& fetch = *op.fetch;
+  --reads_under_way_;
+  --fetch.under_way;
+  if (result != static_cast<int64_t>(op.bytes)) fetch.failed = true;
+  const std::byte* const data = read_memory_.data() + uint64_t{op.buffer} * kPieceBytes;
+  if (!fetch.failed) take_bytes(fetch, op.offset, {data, op.bytes});
+  free_reads_.push_back(op.buffer);
+  if (fetch.under_way == 0 && !fetch.queued) finish(op.fetch);
+}
+
+// The header lies in the first page of the first piece, or reaches into the second.
+void Device::take_bytes(Fetch& fetch, uint64_t file_offset, std::span<const std::byte> bytes) {
+  const uint64_t header = segment_offset(fetch.at.segment) + record_begin(fetch.at.unit);
+  if (file_offset <= header && header + kRecordHeaderBytes <= file_offset + bytes.size())
+    take_header(fetch, bytes.subspan(header - file_offset, kRecordHeaderBytes));
+  const uint64_t payload = header + kRecordHeaderBytes;
+  const uint64_t from = std::max(payload, file_offset);
+  const uint64_t until = std::min(payload + fetch.size, file_offset + bytes.size());
+  if (from >= until || fetch.failed) return;
+  const auto part = bytes.subspan(from - file_offset, until - from);
+  if (fetch.keep) {
+    std::memcpy(fetch.body.data() + (from - payload), part.data(), part.size());
+  } else if (!memory_.write(fetch.reservation.id, from - payload, {part.data(), part.size()})) {
+    fetch.failed = true;
+  }
+}
+
+void Device::take_header(Fetch& fetch, std::span<const std::byte> bytes) {
+  const auto header = RecordHeader::decode(layout_.uuid, fetch.sequence, bytes.first<kRecordHeaderBytes>());
+  if (!header || header->removal() || header->key != fetch.key || header->tenant != fetch.tenant ||
+      header->size != fetch.size) {
+    return;
+  }
+  fetch.header_sound = true;
+  fetch.crc32c = header->crc32c;
+}
+
+// Every read of it has ended. Its bytes are what they should be, or nothing of them is used.
+Code Device::conclude(Fetch& fetch) {
+  if (fetch.failed || !fetch.header_sound) {
+    if (fetch.begun && !fetch.keep && fetch.reservation.id != ReservationId{})
+      memory_.abort(fetch.reservation.id);
+    return fetch.failed ? Code::kCancelled : Code::kChecksumMismatch;
+  }
+  if (fetch.keep) return crc32c(fetch.body) == fetch.crc32c ? Code::kOk : Code::kChecksumMismatch;
+  return memory_.commit(fetch.reservation.id, fetch.tenant, fetch.key, fetch.crc32c);
+}
+
+void Device::finish(const std::shared_ptr<Fetch>& fetch) {
+  const Code code = conclude(*fetch);
+  if (code == Code::kChecksumMismatch || code == Code::kIncomplete) {
+    {
+      const std::lock_guard lock(stats_mutex_);
+      ++count_.corrupt;
+    }
+    memory_.log(40, "ssd_block_corrupt",
+                "a block of " + std::to_string(fetch->size) + " bytes on " + file_.path() +
+                    " no longer matches its checksum; it is a miss now");
+    drop(*fetch, RemoveReason::kCorrupt);
+  } else if (fetch->keep && (code != Code::kOk || !keep(*fetch))) {
+    drop(*fetch, RemoveReason::kEvicted);
+  }
+  {
+    const std::lock_guard lock(stats_mutex_);
+    if (!fetch->keep) {
+      ++(code == Code::kOk ? count_.reads : count_.read_misses);
+      if (code == Code::kOk) count_.read_bytes += fetch->size;
+    }
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    --segments_[fetch->at.segment].reads;
+  }
+  report(fetch);
+}
+
+// Tells those who wait, once.
+void Device::report(const std::shared_ptr<Fetch>& fetch) {
+  std::vector<Done> waiting;
+  {
+    const std::lock_guard lock(mutex_);
+    fetch->ended = true;
+    const uint32_t number = index_.find(fetch->tenant, fetch->key);
+    const auto found = number == kNone ? fetches_.end() : fetches_.find(number);
+    if (found != fetches_.end() && found->second == fetch) fetches_.erase(found);
+    waiting.swap(fetch->waiting);
+  }
+  for (const Done& done : waiting) {
+    if (done) done();
+  }
+}
+
+// What the disk did not give back is not asked for again.
+void Device::drop(const Fetch& fetch, RemoveReason reason) {
+  {
+    const std::lock_guard lock(mutex_);
+    const uint32_t number = index_.find(fetch.tenant, fetch.key);
+    if (number == kNone || !(DiskIndex::location_of(index_[number]) == fetch.at)) return;
+    forget(number);
+  }
+  memory_.lost(fetch.tenant, fetch.key, fetch.size, reason);
+}
+
+}  // namespace mooncache::store::disk

@@ -1,0 +1,441 @@
+// How blocks go down: appended to chunks in memory, which are written when they are full or old; removals,
+// the footer of a full segment, and the reuse of the oldest one.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "mooncache/crc32c.h"
+#include "store/disk/device.h"
+
+namespace mooncache::store::disk {
+
+namespace {
+
+constexpr uint64_t kFlushMs = 20;  // a chunk that is not full is written after so long
+constexpr uint64_t kNextLookMs = 5, kLaterMs = 50, kFullMs = 1000;
+constexpr size_t kFreeSegments = 2;  // one to write on, one for what moves out of the oldest
+constexpr size_t kSpareChunks = 4;
+constexpr uint64_t kHeaderPages = 64;
+constexpr uint32_t kReclaimedPerLock = 16'384;
+
+}  // namespace
+
+uint64_t Device::largest_block() const {
+  const uint64_t in_segment = layout_.segment_bytes - 8 * kPageBytes;
+  const uint64_t in_chunks = (chunk_memory_.size() >> 20) / 2 * chunk_bytes_;
+  return std::min(in_segment, in_chunks) - kRecordHeaderBytes;
+}
+
+// Appending -----------------------------------------------------------------------------------------------
+
+bool Device::room_for(uint64_t bytes) {
+  if (free_chunks_.size() < bytes / chunk_bytes_ + 2) return false;
+  if (open_ != kNone) {
+    const uint64_t footer = FooterTrailer::entries_bytes(footer_.size() + 1) + kPageBytes;
+    if (open_fill_ + bytes + kPageBytes + footer <= layout_.segment_bytes) return true;
+    close_segment();
+  }
+  return open_segment();
+}
+
+// The chunk that is being filled; room_for() has seen to it that there is one.
+Device::Chunk& Device::chunk() {
+  if (chunks_.empty() || chunks_.back().sealed) {
+    Chunk fresh;
+    fresh.number = next_chunk_++;
+    fresh.buffer = free_chunks_.back();
+    free_chunks_.pop_back();
+    fresh.segment = open_;
+    fresh.offset = open_fill_;
+    fresh.since_ms = now_ms_;
+    chunks_.push_back(fresh);
+  }
+  return chunks_.back();
+}
+
+void Device::seal_chunk() {
+  if (chunks_.empty() || chunks_.back().sealed) return;
+  Chunk& last = chunks_.back();
+  const uint64_t padded = round_up(last.fill, kPageBytes);
+  std::memset(chunk_data(last) + last.fill, 0, padded - last.fill);
+  open_fill_ += padded - last.fill;
+  last.fill = padded;
+  last.sealed = true;
+}
+
+// `copy(offset, to)` puts bytes of the payload in their place. False: they could not be had.
+template <typename Copy>
+bool Device::append(const RecordHeader& header, Done done, const Copy& copy) {
+  PendingRecord record;
+  record.header = header;
+  record.at = {open_, static_cast<uint32_t>(open_fill_ / kUnitBytes)};
+  record.done = std::move(done);
+  std::array<std::byte, kRecordHeaderBytes> head;
+  header.encode(layout_.uuid, head);
+  const uint64_t total = record_bytes(header.size);
+  bool sound = true;
+  for (uint64_t at = 0; at < total;) {
+    Chunk& to = chunk();
+    if (at == 0) record.first_chunk = to.number;
+    record.last_chunk = to.number;
+    const uint64_t payload_end = kRecordHeaderBytes + header.size;
+    const uint64_t stop = at < kRecordHeaderBytes ? kRecordHeaderBytes
+                          : at < payload_end      ? payload_end
+                                                  : total;
+    const uint64_t bytes = std::min(stop - at, chunk_bytes_ - to.fill);
+    std::byte* const place = chunk_data(to) + to.fill;
+    if (at < kRecordHeaderBytes) {
+      std::memcpy(place, head.data() + at, bytes);
+    } else if (at < payload_end) {
+      sound = copy(at - kRecordHeaderBytes, Slice{place, bytes}) && sound;
+    } else {
+      std::memset(place, 0, bytes);
+    }
+    at += bytes;
+    to.fill += bytes;
+    open_fill_ += bytes;
+    if (to.fill == chunk_bytes_) to.sealed = true;
+  }
+  if (!sound) return false;
+  footer_.push_back({header, record.at.unit});
+  if (!header.removal()) {
+    const std::lock_guard lock(mutex_);
+    if (index_.put(header.tenant, header.key, header.size, record.at, false) == kNone) return false;
+  }
+  pending_.push_back(std::move(record));
+  return true;
+}
+
+// Blocks that memory is about to lose. What is refused is not looked at again before it is read.
+void Device::demote() {
+  if (now_ms_ < next_demotion_ms_ || !answering()) return;
+  if (free_chunks_.size() <= kSpareChunks) return;
+  cold_.clear();
+  memory_.take_cold(options_.number, (free_chunks_.size() - kSpareChunks) * chunk_bytes_, largest_block(),
+                    cold_);
+  DeviceStats seen;
+  for (const ColdBlock& block : cold_) memory_.end_demotion(block, demote(block, seen));
+  next_demotion_ms_ = now_ms_ + (cold_.empty() || seen.dropped > 0 ? kLaterMs : kNextLookMs);
+  const std::lock_guard lock(stats_mutex_);
+  count_.admitted += seen.admitted;
+  count_.admitted_bytes += seen.admitted_bytes;
+  count_.refused += seen.refused;
+  count_.dropped += seen.dropped;
+}
+
+Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (index_.find(block.tenant, block.key) != kNone) return Demotion::kWritten;
+  }
+  const uint64_t bytes = record_bytes(block.size);
+  const double draw = static_cast<double>(random_() >> 11) * 0x1p-53;
+  if (!worth_writing({block.hits, block.known_good}, budget_.slack(now_ms_), draw)) {
+    ++seen.refused;
+    return Demotion::kRefused;
+  }
+  if (!budget_.allows(bytes, now_ms_) || !room_for(bytes)) {
+    ++seen.dropped;
+    return Demotion::kLater;
+  }
+  RecordHeader header;
+  header.sequence = segments_[open_].sequence;
+  header.key = block.key;
+  header.tenant = block.tenant;
+  header.size = block.size;
+  header.crc32c = block.crc32c;
+  const bool copied = append(
+      header, {}, [&](uint64_t offset, Slice to) { return memory_.copy_out(block, offset, to).is_ok(); });
+  if (!copied) return Demotion::kRefused;
+  budget_.spend(bytes);
+  ++seen.admitted;
+  seen.admitted_bytes += block.size;
+  return Demotion::kWritten;
+}
+
+void Device::write_removals() {
+  for (;;) {
+    Removal removal;
+    {
+      const std::lock_guard lock(mutex_);
+      if (removals_.empty()) return;
+    }
+    if (!room_for(kRecordHeaderBytes)) return;
+    {
+      const std::lock_guard lock(mutex_);
+      if (removals_.empty()) return seal_chunk();
+      removal = std::move(removals_.front());
+      removals_.pop_front();
+    }
+    RecordHeader header;
+    header.flags = RecordHeader::kRemoval;
+    header.sequence = segments_[open_].sequence;
+    header.key = removal.key;
+    header.tenant = removal.tenant;
+    (void)append(header, std::move(removal.done), [](uint64_t, Slice) { return true; });
+    removals_waiting_ = true;
+  }
+}
+
+// Who removes waits for the disk, so what holds a removal is written at once.
+void Device::flush_old() {
+  if (chunks_.empty() || chunks_.back().sealed) return;
+  if (std::exchange(removals_waiting_, false) || now_ms_ - chunks_.back().since_ms >= kFlushMs) seal_chunk();
+}
+
+// Writing -------------------------------------------------------------------------------------------------
+
+void Device::pump_writes() {
+  for (Chunk& next : chunks_) {
+    if (next.submitted) continue;
+    if (!next.sealed || segments_[next.segment].state == Segment::State::kOpening) return;
+    if (writes_under_way_ >= writes_allowed(reads_under_way_)) return;
+    Op op;
+    op.kind = Op::Kind::kChunk;
+    op.buffer = next.buffer;
+    const Io io{
+        Io::Kind::kWrite, segment_offset(next.segment) + next.offset, {chunk_data(next), next.fill}, 1, 0};
+    if (submit(std::move(op), io) == kNone) return;
+    next.submitted = true;
+    ++writes_under_way_;
+  }
+}
+
+void Device::chunk_ended(const Op& op, bool whole) {
+  for (Chunk& chunk : chunks_) {
+    if (chunk.buffer != op.buffer || !chunk.submitted || chunk.done) continue;
+    chunk.done = true;
+    chunk.failed = !whole;
+    if (!whole) next_demotion_ms_ = now_ms_ + kFullMs;
+    const std::lock_guard lock(stats_mutex_);
+    count_.written_bytes += op.bytes;
+  }
+}
+
+// In the order of the segment: a record counts when it and all before it are written.
+void Device::retire_chunks() {
+  while (!chunks_.empty() && chunks_.front().done) {
+    const Chunk chunk = chunks_.front();
+    chunks_.pop_front();
+    free_chunks_.push_back(chunk.buffer);
+    if (chunk.failed) last_failed_chunk_ = chunk.number;
+    while (!pending_.empty() && pending_.front().last_chunk <= chunk.number) {
+      PendingRecord record = std::move(pending_.front());
+      pending_.pop_front();
+      record_ended(record, last_failed_chunk_ < record.first_chunk);
+    }
+  }
+  if (to_sync_.empty() || !syncing_.empty()) return;
+  Op op;
+  op.kind = Op::Kind::kSync;
+  if (submit(std::move(op), {Io::Kind::kSync, 0, {}, -1, 0}) == kNone) return;
+  syncing_.swap(to_sync_);
+  ++writes_under_way_;
+}
+
+void Device::record_ended(PendingRecord& record, bool sound) {
+  const RecordHeader& header = record.header;
+  if (header.removal()) {
+    if (sound) {
+      to_sync_.push_back(std::move(record.done));
+      const std::lock_guard lock(stats_mutex_);
+      ++count_.removals;
+    } else {
+      const std::lock_guard lock(mutex_);
+      removals_.push_front({header.tenant, header.key, std::move(record.done)});
+    }
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    const uint32_t number = index_.find(header.tenant, header.key);
+    if (number == kNone || !(DiskIndex::location_of(index_[number]) == record.at)) return;
+    if (!sound) return forget(number);
+    index_[number].written = true;
+  }
+  memory_.written(header.tenant, header.key, header.size);
+}
+
+// Segments ------------------------------------------------------------------------------------------------
+
+// Its header is on the disk before anything else of it, so that what an earlier writing left there cannot
+// come back.
+bool Device::open_segment() {
+  if (free_segments_.empty()) return false;
+  const uint32_t number = free_segments_.front();
+  Segment& segment = segments_[number];
+  segment.sequence = next_sequence_;
+  std::byte* const page = page_memory_.data() + next_sequence_ % kHeaderPages * kPageBytes;
+  SegmentHeader{segment.sequence}.encode(layout_.uuid, Page(page, kPageBytes));
+  Op op;
+  op.kind = Op::Kind::kHeader;
+  op.segment = number;
+  if (submit(std::move(op), {Io::Kind::kWrite, segment_offset(number), {page, kPageBytes}, -1, 0}) == kNone)
+    return false;
+  ++writes_under_way_;
+  ++next_sequence_;
+  free_segments_.pop_front();
+  segment.state = Segment::State::kOpening;
+  open_ = number;
+  open_fill_ = kPageBytes;
+  footer_.clear();
+  kept_bytes_ = 0;
+  return true;
+}
+
+void Device::close_segment() {
+  if (open_ == kNone) return;
+  seal_chunk();
+  FooterBuild footer;
+  footer.segment = open_;
+  const uint64_t entries = FooterTrailer::entries_bytes(footer_.size());
+  footer.bytes = entries + kPageBytes;
+  footer.memory = AlignedMemory(footer.bytes);
+  footer.offset = segment_offset(open_) + layout_.segment_bytes - footer.bytes;
+  std::byte* at = footer.memory.data();
+  for (const FooterEntry& entry : footer_) {
+    entry.encode(std::span<std::byte, kFooterEntryBytes>(at, kFooterEntryBytes));
+    at += kFooterEntryBytes;
+  }
+  FooterTrailer trailer;
+  trailer.sequence = segments_[open_].sequence;
+  trailer.count = static_cast<uint32_t>(footer_.size());
+  trailer.entries_crc32c = crc32c({footer.memory.data(), footer_.size() * kFooterEntryBytes});
+  trailer.encode(layout_.uuid, Page(footer.memory.data() + entries, kPageBytes));
+  footers_.push_back(std::move(footer));
+  closed_.push_back(open_);
+  open_ = kNone;
+}
+
+// Behind the records that it names.
+void Device::write_footers() {
+  if (footers_.empty() || footers_.front().submitted) return;
+  FooterBuild& footer = footers_.front();
+  const bool behind = std::any_of(chunks_.begin(), chunks_.end(),
+                                  [&](const Chunk& chunk) { return chunk.segment == footer.segment; });
+  if (behind || segments_[footer.segment].state == Segment::State::kOpening) return;
+  Op op;
+  op.kind = Op::Kind::kFooter;
+  op.segment = footer.segment;
+  const Io io{Io::Kind::kWrite, footer.offset, {footer.memory.data(), footer.bytes}, -1, 0};
+  if (submit(std::move(op), io) == kNone) return;
+  footer.submitted = true;
+  ++writes_under_way_;
+}
+
+// A header, a footer, or the sync behind one. A failure costs what a crash would: a start reads headers.
+void Device::written(const Op& op, bool whole) {
+  if (op.kind == Op::Kind::kSync) {
+    for (const Done& done : std::exchange(syncing_, {})) {
+      if (done) done();
+    }
+    return;
+  }
+  if (op.bytes > 0 && whole) {
+    Op sync;
+    sync.kind = op.kind;
+    sync.segment = op.segment;
+    const std::lock_guard lock(stats_mutex_);
+    count_.written_bytes += op.bytes;
+    if (submit(std::move(sync), {Io::Kind::kSync, 0, {}, -1, 0}) != kNone) {
+      ++writes_under_way_;
+      return;
+    }
+  }
+  if (op.kind == Op::Kind::kHeader) {
+    segments_[op.segment].state = Segment::State::kOpen;
+  } else {
+    segments_[op.segment].state = Segment::State::kClosed;
+    footers_.pop_front();
+  }
+}
+
+// The oldest segment is given up in time: what was read since it was written moves on, the rest is lost.
+void Device::reclaim() {
+  release_segments();
+  if (free_segments_.size() + given_up_.size() >= kFreeSegments || closed_.empty()) return;
+  const uint32_t number = closed_.front();
+  if (segments_[number].state != Segment::State::kClosed) return;
+  closed_.pop_front();
+  given_up_.push_back(number);
+  segments_[number].state = Segment::State::kGivenUp;
+  uint64_t reclaimed = 0;
+  for (uint32_t at = 0;;) {
+    std::vector<std::pair<TenantId, DiskEntry>> gone;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto end =
+          static_cast<uint32_t>(std::min<uint64_t>(index_.slots(), uint64_t{at} + kReclaimedPerLock));
+      for (; at < end; ++at) {
+        const DiskEntry& entry = index_[at];
+        if (entry.size == 0 || entry.segment != number) continue;
+        if (entry.written &&
+            worth_keeping(entry.hits, kept_bytes_, record_bytes(entry.size), layout_.segment_bytes)) {
+          want_kept(entry);
+          continue;
+        }
+        gone.emplace_back(index_.tenant_of(entry), entry);
+        forget(at);
+      }
+      if (at >= index_.slots() && gone.empty()) break;
+    }
+    for (const auto& [tenant, entry] : gone) {
+      memory_.lost(tenant, entry.key, entry.size, RemoveReason::kEvicted);
+      ++reclaimed;
+    }
+  }
+  const std::lock_guard lock(stats_mutex_);
+  count_.reclaimed += reclaimed;
+}
+
+// mutex_ is held.
+void Device::want_kept(const DiskEntry& entry) {
+  auto fetch = std::make_shared<Fetch>();
+  fetch->tenant = index_.tenant_of(entry);
+  fetch->key = entry.key;
+  fetch->size = entry.size;
+  fetch->at = DiskIndex::location_of(entry);
+  fetch->keep = true;
+  ++segments_[fetch->at.segment].reads;
+  kept_bytes_ += record_bytes(entry.size);
+  wanted_.push_back(std::move(fetch));
+}
+
+// Its bytes are here and sound. The hold on its old place ends behind this.
+bool Device::keep(const Fetch& fetch) {
+  {
+    const std::lock_guard lock(mutex_);
+    const uint32_t number = index_.find(fetch.tenant, fetch.key);
+    if (number == kNone || !(DiskIndex::location_of(index_[number]) == fetch.at)) return true;
+  }
+  if (!room_for(record_bytes(fetch.size))) return false;
+  RecordHeader header;
+  header.sequence = segments_[open_].sequence;
+  header.key = fetch.key;
+  header.tenant = fetch.tenant;
+  header.size = fetch.size;
+  header.crc32c = fetch.crc32c;
+  const bool kept = append(header, {}, [&](uint64_t offset, Slice to) {
+    std::memcpy(to.data, fetch.body.data() + offset, to.size);
+    return true;
+  });
+  const std::lock_guard lock(stats_mutex_);
+  count_.kept += kept ? 1 : 0;
+  return kept;
+}
+
+// In the order in which they were written, which is what keeps removals until nothing is left to remove.
+void Device::release_segments() {
+  while (!given_up_.empty()) {
+    const uint32_t number = given_up_.front();
+    {
+      const std::lock_guard lock(mutex_);
+      if (segments_[number].reads > 0) return;
+    }
+    given_up_.pop_front();
+    segments_[number].state = Segment::State::kFree;
+    free_segments_.push_back(number);
+  }
+}
+
+}  // namespace mooncache::store::disk

@@ -1,0 +1,176 @@
+#include "store/disk/format.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "mooncache/crc32c.h"
+
+namespace mooncache::store::disk {
+
+namespace {
+
+constexpr uint64_t kMagic = 0x0a4453534e4f4f4dull;  // "MOONSSD\n"
+constexpr uint32_t kSegmentMagic = 0x47455343, kRecordMagic = 0x43455243, kFooterMagic = 0x544f4643;
+
+// Zeros behind what was written, then the CRC of all before it in the last four bytes.
+void finish(Writer& writer, std::span<std::byte> out) {
+  const auto body = writer.view();
+  std::fill(std::copy(body.begin(), body.end(), out.begin()), out.end(), std::byte{0});
+  const uint32_t crc = crc32c(out.first(out.size() - sizeof(uint32_t)));
+  std::memcpy(out.data() + out.size() - sizeof crc, &crc, sizeof crc);
+}
+
+bool intact(std::span<const std::byte> in) {
+  uint32_t crc = 0;
+  std::memcpy(&crc, in.data() + in.size() - sizeof crc, sizeof crc);
+  return crc == crc32c(in.first(in.size() - sizeof crc));
+}
+
+Uuid take_uuid(Reader& reader) {
+  Uuid uuid{};
+  const auto bytes = reader.take(uuid.size());
+  if (bytes.size() == uuid.size()) std::copy(bytes.begin(), bytes.end(), uuid.begin());
+  return uuid;
+}
+
+Status damaged(const char* what) {
+  return {Code::kChecksumMismatch, what};
+}
+
+}  // namespace
+
+bool fits(uint64_t segment_bytes, uint64_t unit, uint64_t size) {
+  const uint64_t begin = unit * kUnitBytes;
+  const uint64_t end = segment_bytes - kPageBytes;  // the trailer's page
+  return begin >= kPageBytes && begin < end && record_bytes(size) <= end - begin;
+}
+
+void Superblock::encode(Page out) const {
+  Writer writer(kPageBytes);
+  writer.u64(kMagic);
+  writer.u32(kFormatVersion);
+  writer.raw(uuid);
+  writer.u64(segment_bytes);
+  writer.u32(segments);
+  writer.str16(node_id);
+  finish(writer, out);
+}
+
+Result<Superblock> Superblock::decode(ConstPage in) {
+  Reader reader(in);
+  const uint64_t magic = reader.u64();
+  const uint32_t version = reader.u32();
+  if (magic != kMagic) {
+    const bool empty = std::all_of(in.begin(), in.end(), [](std::byte byte) { return byte == std::byte{0}; });
+    return empty ? Status{Code::kNotFound, "empty"}
+                 : Status{Code::kProtocolError, "it holds something else than blocks"};
+  }
+  if (version != kFormatVersion)
+    return {Code::kVersionSkew, "it has format " + std::to_string(version) + ", this version writes format " +
+                                    std::to_string(kFormatVersion)};
+  if (!intact(in)) return damaged("its superblock is damaged");
+  Superblock found;
+  found.uuid = take_uuid(reader);
+  found.segment_bytes = reader.u64();
+  found.segments = reader.u32();
+  found.node_id = reader.str16();
+  const bool sane = found.segment_bytes >= kMinSegmentBytes && found.segment_bytes <= kMaxSegmentBytes &&
+                    found.segment_bytes % kPageBytes == 0 && found.segments > 0 &&
+                    found.segments <= kMaxSegments && found.node_id.size() <= kMaxNodeIdBytes;
+  if (!reader.ok() || !sane) return damaged("its superblock makes no sense");
+  return found;
+}
+
+void SegmentHeader::encode(const Uuid& uuid, Page out) const {
+  Writer writer(kPageBytes);
+  writer.u32(kSegmentMagic);
+  writer.raw(uuid);
+  writer.u64(sequence);
+  finish(writer, out);
+}
+
+Result<SegmentHeader> SegmentHeader::decode(const Uuid& uuid, ConstPage in) {
+  Reader reader(in);
+  if (reader.u32() != kSegmentMagic || take_uuid(reader) != uuid) return {Code::kNotFound, "not in use"};
+  if (!intact(in)) return damaged("a segment's header is damaged");
+  return SegmentHeader{reader.u64()};
+}
+
+void RecordHeader::encode(const Uuid& uuid, std::span<std::byte, kRecordHeaderBytes> out) const {
+  Writer writer(kRecordHeaderBytes);
+  writer.u32(kRecordMagic);
+  writer.u32(flags);
+  writer.raw(uuid);
+  writer.u64(sequence);
+  writer.key(key);
+  writer.u64(tenant);
+  writer.u32(size);
+  writer.u32(crc32c);
+  finish(writer, out);
+}
+
+Result<RecordHeader> RecordHeader::decode(const Uuid& uuid, uint64_t sequence,
+                                          std::span<const std::byte, kRecordHeaderBytes> in) {
+  Reader reader(in);
+  if (reader.u32() != kRecordMagic || !intact(in)) return damaged("a record's header is damaged");
+  RecordHeader header;
+  header.flags = reader.u32();
+  const bool ours = take_uuid(reader) == uuid;
+  header.sequence = reader.u64();
+  header.key = reader.key();
+  header.tenant = reader.u64();
+  header.size = reader.u32();
+  header.crc32c = reader.u32();
+  if (!ours || header.sequence != sequence) return {Code::kGenerationChanged, "a record of an earlier time"};
+  if (header.removal() != (header.size == 0)) return damaged("a record's header makes no sense");
+  return header;
+}
+
+void FooterEntry::encode(std::span<std::byte, kFooterEntryBytes> out) const {
+  Writer writer(kFooterEntryBytes);
+  writer.key(header.key);
+  writer.u64(header.tenant);
+  writer.u32(header.size);
+  writer.u32(header.crc32c);
+  writer.u32(header.flags);
+  writer.u32(unit);
+  finish(writer, out);
+}
+
+FooterEntry FooterEntry::decode(std::span<const std::byte, kFooterEntryBytes> in) {
+  Reader reader(in);
+  FooterEntry entry;
+  entry.header.key = reader.key();
+  entry.header.tenant = reader.u64();
+  entry.header.size = reader.u32();
+  entry.header.crc32c = reader.u32();
+  entry.header.flags = reader.u32();
+  entry.unit = reader.u32();
+  return entry;
+}
+
+void FooterTrailer::encode(const Uuid& uuid, Page out) const {
+  Writer writer(kPageBytes);
+  writer.u32(kFooterMagic);
+  writer.raw(uuid);
+  writer.u64(sequence);
+  writer.u32(count);
+  writer.u32(entries_crc32c);
+  finish(writer, out);
+}
+
+Result<FooterTrailer> FooterTrailer::decode(const Uuid& uuid, uint64_t segment_bytes, ConstPage in) {
+  Reader reader(in);
+  if (reader.u32() != kFooterMagic || take_uuid(reader) != uuid || !intact(in))
+    return damaged("a segment has no footer");
+  FooterTrailer trailer;
+  trailer.sequence = reader.u64();
+  trailer.count = reader.u32();
+  trailer.entries_crc32c = reader.u32();
+  if (entries_bytes(trailer.count) + 2 * kPageBytes > segment_bytes)
+    return damaged("a footer is larger than its segment");
+  return trailer;
+}
+
+}  // namespace mooncache::store::disk

@@ -1,0 +1,103 @@
+// What lies on the disk, and how bytes from it become numbers. All of it is hostile: a disk returns what was
+// torn, spliced, or written by another program.
+//
+//   page 0, page 1     superblock, twice
+//   from kDataOffset   segments of one size
+//   a segment          header page | records | footer (at the end: one page, before it the entries)
+//   a record           header of 128 bytes | payload; starts at a multiple of kUnitBytes
+//
+// Each writing of a segment has a sequence number of its own, which every record and the footer repeat: what
+// an earlier writing left behind is never taken for the present one. A later record of a key replaces an
+// earlier one; a removal is a record too. Segments are used again in the order in which they were written, so
+// a removal is overwritten only after every record that it removes.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/types.h"
+#include "store/disk/io_queue.h"
+
+namespace mooncache::store::disk {
+
+inline constexpr uint32_t kFormatVersion = 1;
+inline constexpr uint64_t kUnitBytes = 64;
+inline constexpr uint64_t kRecordHeaderBytes = 128;
+inline constexpr uint64_t kFooterEntryBytes = 64;
+inline constexpr uint64_t kDataOffset = 64 << 10;
+inline constexpr uint64_t kMinSegmentBytes = 256 << 10;
+inline constexpr uint64_t kMaxSegmentBytes = 256 << 20;
+inline constexpr uint32_t kMaxSegments = 65'535;
+inline constexpr size_t kMaxNodeIdBytes = 128;
+
+using Page = std::span<std::byte, kPageBytes>;
+using ConstPage = std::span<const std::byte, kPageBytes>;
+using Uuid = std::array<std::byte, 16>;
+
+inline uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+inline uint64_t record_bytes(uint64_t size) {
+  return round_up(kRecordHeaderBytes + size, kUnitBytes);
+}
+
+struct Superblock {
+  Uuid uuid{};
+  uint64_t segment_bytes = 0;
+  uint32_t segments = 0;
+  std::string node_id;
+  void encode(Page out) const;
+  // NOT_FOUND: nothing but zeros, so nothing is lost by writing here. VERSION_SKEW: of another version.
+  // CHECKSUM_MISMATCH: one of ours, damaged. PROTOCOL_ERROR: something else lies here.
+  static Result<Superblock> decode(ConstPage in);
+};
+
+// A segment's first page.
+struct SegmentHeader {
+  uint64_t sequence = 0;
+  void encode(const Uuid& uuid, Page out) const;
+  static Result<SegmentHeader> decode(const Uuid& uuid, ConstPage in);
+};
+
+struct RecordHeader {
+  static constexpr uint32_t kRemoval = 1;
+  uint32_t flags = 0;
+  uint64_t sequence = 0;  // of its segment's writing
+  Key key;
+  TenantId tenant = 0;
+  uint32_t size = 0;
+  uint32_t crc32c = 0;  // of the payload
+  bool removal() const { return (flags & kRemoval) != 0; }
+  void encode(const Uuid& uuid, std::span<std::byte, kRecordHeaderBytes> out) const;
+  // Any difference, also of the sequence number: nothing that may be used.
+  static Result<RecordHeader> decode(const Uuid& uuid, uint64_t sequence,
+                                     std::span<const std::byte, kRecordHeaderBytes> in);
+};
+
+// A record as the footer of its segment names it.
+struct FooterEntry {
+  RecordHeader header;
+  uint32_t unit = 0;  // where the record starts in the segment
+  void encode(std::span<std::byte, kFooterEntryBytes> out) const;
+  static FooterEntry decode(std::span<const std::byte, kFooterEntryBytes> in);
+};
+
+// A segment's last page.
+struct FooterTrailer {
+  uint64_t sequence = 0;
+  uint32_t count = 0;
+  uint32_t entries_crc32c = 0;
+  void encode(const Uuid& uuid, Page out) const;
+  // `segment_bytes` bounds the count, before anything is read or allocated for it.
+  static Result<FooterTrailer> decode(const Uuid& uuid, uint64_t segment_bytes, ConstPage in);
+  static uint64_t entries_bytes(uint64_t count) { return round_up(count * kFooterEntryBytes, kPageBytes); }
+};
+
+// Whether a record of this size at this place lies inside its segment.
+bool fits(uint64_t segment_bytes, uint64_t unit, uint64_t size);
+
+}  // namespace mooncache::store::disk

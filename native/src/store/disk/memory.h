@@ -1,0 +1,50 @@
+// What the disk asks of the memory above it. The store answers; a test may.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "mooncache/bytes.h"
+#include "mooncache/status.h"
+#include "mooncache/store.h"
+#include "mooncache/types.h"
+
+namespace mooncache::store::disk {
+
+// A block in memory that is about to be evicted. It stays where it is until end_demotion().
+struct ColdBlock {
+  uint32_t slot = 0;
+  TenantId tenant = 0;
+  Key key;
+  uint32_t size = 0;
+  uint32_t crc32c = 0;
+  uint32_t hits = 0;
+  bool known_good = false;
+};
+
+enum class Demotion : uint8_t { kWritten, kRefused, kLater };
+
+// From the disk's thread, which holds no lock then.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  // Coldest first, `bytes` in all at most, of blocks up to `largest`, and only those of this device.
+  virtual void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) = 0;
+  virtual Status copy_out(const ColdBlock& block, uint64_t offset, Slice to) = 0;
+  virtual void end_demotion(const ColdBlock& block, Demotion end) = 0;
+
+  // A block comes back: room for it, its bytes in any order, and its commit, which compares their CRC.
+  virtual Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size) = 0;
+  virtual Status write(ReservationId id, uint64_t offset, ConstSlice from) = 0;
+  // CHECKSUM_MISMATCH, INCOMPLETE; NOT_FOUND: it was removed meanwhile. On each the room is given back.
+  virtual Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc) = 0;
+  virtual void abort(ReservationId id) = 0;
+
+  // The disk has the block from now on.
+  virtual void written(TenantId tenant, const Key& key, uint64_t size) = 0;
+  // It no longer has the block.
+  virtual void lost(TenantId tenant, const Key& key, uint64_t size, RemoveReason reason) = 0;
+  virtual void log(uint8_t level, const char* event, std::string message) = 0;
+};
+
+}  // namespace mooncache::store::disk

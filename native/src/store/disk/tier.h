@@ -1,0 +1,52 @@
+// The disks of a node: each block belongs to one of them, by its key, so that a disk that is lost costs its
+// share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "store/disk/device.h"
+
+namespace mooncache::store::disk {
+
+class Tier {
+ public:
+  // A disk that broke is left out, and the log says so; what is wrong with the configuration refuses the
+  // start.
+  static Result<std::unique_ptr<Tier>> open(std::vector<DeviceOptions> options, Memory& memory);
+
+  static uint32_t device_of(TenantId tenant, const Key& key, uint32_t devices) {
+    return static_cast<uint32_t>((key.word(1) ^ key.word(2) ^ tenant) % devices);
+  }
+  std::optional<Device::Found> find(TenantId tenant, const Key& key) const {
+    const Device* device = of(tenant, key);
+    return device == nullptr ? std::nullopt : device->find(tenant, key);
+  }
+  void touch(TenantId tenant, const Key& key) {
+    if (Device* device = of(tenant, key); device != nullptr) device->touch(tenant, key);
+  }
+  bool fetch(TenantId tenant, const Key& key, Device::Done done) {
+    Device* device = of(tenant, key);
+    return device != nullptr && device->fetch(tenant, key, std::move(done));
+  }
+  bool remove(TenantId tenant, const Key& key, Device::Done done) {
+    Device* device = of(tenant, key);
+    return device != nullptr && device->remove(tenant, key, std::move(done));
+  }
+  // One page of the walk over all disks; the next cursor, 0 at the end.
+  uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const;
+  void close();
+  DeviceStats stats() const;  // of all together
+  uint32_t devices() const { return static_cast<uint32_t>(devices_.size()); }
+
+ private:
+  Device* of(TenantId tenant, const Key& key) const {
+    return devices_[device_of(tenant, key, devices())].get();
+  }
+  std::vector<std::unique_ptr<Device>> devices_;  // null: it broke
+};
+
+}  // namespace mooncache::store::disk

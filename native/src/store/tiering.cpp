@@ -1,0 +1,216 @@
+// Between memory and the disks below it: what is about to be evicted goes down while there is time, what is
+// asked for comes up. A block that is written below is evicted for nothing; one that is not yet is dropped:
+// no reserve() waits for a disk.
+#include <algorithm>
+#include <chrono>
+
+#include "mooncache/crc32c.h"
+#include "store/core.h"
+
+namespace mooncache {
+
+using store::kNone;
+using store::OnDisk;
+using store::State;
+using store::disk::ColdBlock;
+using store::disk::Demotion;
+
+namespace {
+
+// Blocks go down from the moment when less than this part of the memory is free.
+constexpr uint64_t kAheadPart = 8;
+constexpr uint32_t kMinLooks = 4, kMaxLooks = 256;  // entries of a queue that are looked at under one lock
+
+uint64_t steady_ms() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
+
+}  // namespace
+
+class Store::Core::MemoryAbove final : public store::disk::Memory {
+ public:
+  MemoryAbove(Store& store, Core& core) : store_(store), core_(core) {}
+
+  void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) override {
+    core_.take_cold(device, bytes, largest, out);
+  }
+  Status copy_out(const ColdBlock& block, uint64_t offset, Slice to) override {
+    Place place;
+    {
+      const Shard& shard = core_.shards[block.slot & core_.shard_mask];
+      const Lock lock(shard.mutex);
+      place = core_.place_of(shard.entries[block.slot >> core_.shard_bits]);
+    }
+    return place.memory->copy_out(place.offset + offset, to);
+  }
+  void end_demotion(const ColdBlock& block, Demotion end) override { core_.end_demotion(block.slot, end); }
+
+  Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size) override {
+    bool more_to_evict = false;
+    return core_.reserve(tenant, key, size, steady_ms(), &more_to_evict, true);
+  }
+  Status write(ReservationId id, uint64_t offset, ConstSlice from) override {
+    const Slice to = store_.writable(id);
+    uint32_t crc = 0;
+    if (to.data != nullptr) {
+      crc = copy_crc32c(to.data + offset, from.data, from.size);
+    } else {
+      if (Status written = store_.write(id, offset, from); !written) return written;
+      crc = crc32c({from.data, from.size});
+    }
+    return store_.note_written(id, offset, from.size, crc);
+  }
+  // Under the lock under which it would be removed.
+  Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc) override {
+    const Status status = core_.with_reserved(id, [&](Shard& shard, uint32_t index) {
+      const auto written = shard.writes.find(index);
+      Code code = written == shard.writes.end() ? Code::kIncomplete
+                                                : written->second.verify(shard.entries[index].size, crc);
+      if (!core_.is_on_disk(tenant, key)) code = Code::kNotFound;
+      if (code == Code::kOk) return core_.publish(shard, index, crc, steady_ms());
+      core_.end_reservation(shard, index);
+      core_.free_entry(shard, index);
+      return Status{code, {}};
+    });
+    core_.notify_space();
+    return status.code;
+  }
+  void abort(ReservationId id) override { store_.abort(id); }
+
+  void written(TenantId tenant, const Key& key, uint64_t size) override {
+    unless_in_memory(tenant, key, [&](BlockEntry*) {
+      core_.events->append({RecordKind::kAdd, Tier::kSsd, RemoveReason::kNone, tenant, size, key});
+    });
+  }
+  void lost(TenantId tenant, const Key& key, uint64_t size, RemoveReason reason) override {
+    unless_in_memory(tenant, key, [&](BlockEntry* entry) {
+      if (entry != nullptr) {
+        entry->on_disk = OnDisk::kUnknown;
+      } else {
+        core_.events->append({RecordKind::kRemove, Tier::kSsd, reason, tenant, size, key});
+      }
+    });
+  }
+  void log(uint8_t level, const char* event, std::string message) override {
+    if (core_.config.disk.log) core_.config.disk.log(level, event, std::move(message));
+  }
+
+ private:
+  template <typename Act>
+  void unless_in_memory(TenantId tenant, const Key& key, const Act& act) {
+    const uint64_t hash = core_.hash_of(tenant, key);
+    Shard& shard = core_.shard_of(hash);
+    const Lock lock(shard.mutex);
+    const uint32_t index = core_.find(shard, hash, tenant, key);
+    act(index == kNone ? nullptr : &shard.entries[index]);
+  }
+
+  Store& store_;
+  Core& core_;
+};
+
+Status Store::Core::open_tier(Store& store) {
+  if (config.disk.paths.empty()) return Status::ok();
+  if (config.disk.paths.size() > 16) return {Code::kConfigInvalid, "more than 16 disks"};
+  above = std::make_unique<MemoryAbove>(store, *this);
+  std::vector<store::disk::DeviceOptions> options;
+  for (const std::string& path : config.disk.paths) {
+    store::disk::DeviceOptions one;
+    one.path = path;
+    one.capacity_bytes = config.disk.bytes;
+    one.node_id = config.disk.node_id;
+    one.write_bytes_per_s = config.disk.write_bytes_per_s;
+    one.stall_ms = config.disk.stall_ms;
+    one.allow_uring = config.disk.allow_uring;
+    options.push_back(std::move(one));
+  }
+  auto opened = store::disk::Tier::open(std::move(options), *above);
+  if (!opened) return opened.status();
+  tier = std::move(*opened);
+  return Status::ok();
+}
+
+// The tails of all queues, as deep as what is to be free soon.
+void Store::Core::take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) {
+  const uint64_t ahead = config.capacity_bytes / kAheadPart;
+  const uint64_t free = config.capacity_bytes - used_bytes.load(std::memory_order_relaxed);
+  if (free >= ahead) return;
+  ColdLimits limits{device, static_cast<uint32_t>(config.disk.paths.size()), (ahead - free) / config.shards,
+                    largest, bytes};
+  const uint32_t first = rotation.load(std::memory_order_relaxed);
+  for (uint32_t step = 0; step < config.shards && limits.bytes_left > 0; ++step) {
+    Shard& shard = shards[(first + step) & shard_mask];
+    for (const Queue queue : {Queue::kProbation, Queue::kProtected}) {
+      const Lock lock(shard.mutex);
+      take_cold_tail(shard, queue, limits, out);
+    }
+  }
+}
+
+// The disk's pin leaves the block in its queue: it is as cold as before when the copy is made.
+void Store::Core::take_cold_tail(Shard& shard, Queue queue, ColdLimits& limits, std::vector<ColdBlock>& out) {
+  uint64_t seen_bytes = 0;
+  uint32_t looks = 0;
+  for (uint32_t at = shard.queues[static_cast<size_t>(queue)].tail;
+       at != kNone && looks < kMaxLooks && (looks < kMinLooks || seen_bytes <= limits.deep_bytes); ++looks) {
+    BlockEntry& entry = shard.entries[at];
+    const uint32_t index = std::exchange(at, entry.links[store::kQueuePrevious]);
+    seen_bytes += extent_bytes(entry.size);
+    if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) continue;
+    if (store::disk::Tier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) continue;
+    if (entry.size > limits.bytes_left) {
+      limits.bytes_left = 0;
+      return;
+    }
+    limits.bytes_left -= entry.size;
+    entry.demoting = 1;
+    ++entry.pins;
+    const bool good = entry.queue == Queue::kProtected && rules.policy != store::Policy::kLru;
+    out.push_back({slot_of(shard, index), entry.tenant, entry.key, static_cast<uint32_t>(entry.size),
+                   entry.crc, entry.hits, good});
+  }
+}
+
+void Store::Core::end_demotion(uint32_t slot, Demotion end) {
+  {
+    Shard& shard = shards[slot & shard_mask];
+    const Lock lock(shard.mutex);
+    const uint32_t index = slot >> shard_bits;
+    BlockEntry& entry = shard.entries[index];
+    entry.demoting = 0;
+    entry.on_disk = end == Demotion::kWritten   ? OnDisk::kWritten
+                    : end == Demotion::kRefused ? OnDisk::kRefused
+                                                : OnDisk::kUnknown;
+    if (--entry.pins > 0) return;
+    if (entry.state == State::kZombie) {
+      --shard.count.zombies;
+      free_entry(shard, index);
+    } else {
+      link_if_idle(shard, index);
+    }
+  }
+  notify_space();
+}
+
+bool Store::fetch(TenantId tenant, const Key& key, std::function<void()> done) {
+  if (core_->tier == nullptr) return false;
+  {
+    const uint64_t hash = core_->hash_of(tenant, key);
+    const Core::Shard& shard = core_->shard_of(hash);
+    const Core::Lock lock(shard.mutex);
+    if (core_->find(shard, hash, tenant, key) != kNone) return false;
+  }
+  return core_->tier->fetch(tenant, key, std::move(done));
+}
+
+bool Store::has_disk() const {
+  return core_->tier != nullptr;
+}
+
+void Store::close_disk() {
+  if (core_->tier) core_->tier->close();
+}
+
+}  // namespace mooncache

@@ -1,0 +1,138 @@
+// One disk with nothing wrong: blocks go down and come up, through restarts, in a bounded file.
+#include "store/disk/tier.h"
+#include "store/disk_fixture.h"
+
+namespace mooncache::test {
+namespace {
+
+using store::disk::DiskIndex;
+
+TEST_F(DiskTest, BlocksOfAllSizesComeBack) {
+  ASSERT_TRUE(open());
+  const size_t sizes[] = {1, 63, 64, 3968, 4096, 65'536, 100'001, 400'000};
+  for (size_t i = 0; i < std::size(sizes); ++i) memory_->offer(i, sizes[i]);
+  ASSERT_TRUE(memory_->wait_written(std::size(sizes)));
+  for (size_t i = 0; i < std::size(sizes); ++i) {
+    EXPECT_TRUE(read(i, sizes[i])) << sizes[i];
+    EXPECT_EQ(device_->find(kTenant, key_of(i))->size, sizes[i]);
+  }
+  EXPECT_FALSE(device_->find(kTenant + 1, key_of(0))) << "another tenant's block";
+  EXPECT_FALSE(read(77, 1));
+  EXPECT_EQ(device_->stats().reads, std::size(sizes));
+  EXPECT_EQ(memory_->open_reservations(), 0u);
+}
+
+TEST_F(DiskTest, ThreadsServeWhereUringIsRefused) {
+  auto with = options();
+  with.allow_uring = false;
+  ASSERT_TRUE(open(with));
+  for (uint64_t i = 0; i < 20; ++i) memory_->offer(i, 30'000);
+  ASSERT_TRUE(memory_->wait_written(20));
+  for (uint64_t i = 0; i < 20; ++i) EXPECT_TRUE(read(i, 30'000));
+}
+
+TEST_F(DiskTest, AnOrderlyEndAndAStartKeepAll) {
+  ASSERT_TRUE(open());
+  for (uint64_t i = 0; i < 40; ++i) memory_->offer(i, 20'000);
+  ASSERT_TRUE(memory_->wait_written(40));
+  EXPECT_TRUE(remove(3));
+  ASSERT_TRUE(open());
+  EXPECT_EQ(device_->stats().recovered, 39u);
+  for (uint64_t i = 0; i < 40; ++i) EXPECT_EQ(read(i, 20'000), i != 3) << i;
+}
+
+// Several readers of one block share its read.
+TEST_F(DiskTest, ManyAskForOneBlock) {
+  ASSERT_TRUE(open());
+  memory_->offer(1, 200'000);
+  ASSERT_TRUE(memory_->wait_written(1));
+  std::atomic<int> ends{0};
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(device_->fetch(kTenant, key_of(1), [&] { ++ends; }));
+  EXPECT_TRUE(memory_->wait_for([&] { return true; }));
+  device_->close();
+  EXPECT_EQ(ends, 50);
+}
+
+TEST_F(DiskTest, TheFileNeverGrowsAndTheOldestGoFirst) {
+  ASSERT_TRUE(open());
+  const uint64_t size = std::filesystem::file_size(file());
+  EXPECT_LE(size, 8 * kMiB);
+  constexpr uint64_t kBlocks = 400;  // 40 MB
+  for (uint64_t i = 0; i < kBlocks; ++i) {
+    memory_->offer(i, 100'000);
+    if (i % 20 != 19) continue;
+    ASSERT_TRUE(memory_->wait_written(i + 1));
+  }
+  EXPECT_EQ(std::filesystem::file_size(file()), size);
+  EXPECT_FALSE(read(0, 100'000));
+  for (uint64_t i = kBlocks - 20; i < kBlocks; ++i) EXPECT_TRUE(read(i, 100'000)) << i;
+  const auto stats = device_->stats();
+  EXPECT_GT(stats.reclaimed, 200u);
+  EXPECT_EQ(memory_->lost_count(), stats.reclaimed) << "each loss is said";
+  EXPECT_LE(static_cast<double>(stats.written_bytes), 1.1 * static_cast<double>(stats.admitted_bytes));
+}
+
+// What is read moves on when its segment is given up; what is not goes.
+TEST_F(DiskTest, WhatIsReadStays) {
+  ASSERT_TRUE(open());
+  memory_->offer(1'000'000, 10'000);
+  ASSERT_TRUE(memory_->wait_written(1));
+  for (uint64_t i = 0; i < 1500; ++i) {
+    memory_->offer(i, 20'000);
+    if (i % 50 != 49) continue;
+    ASSERT_TRUE(memory_->wait_written(i + 2));
+    EXPECT_TRUE(read(1'000'000, 10'000)) << i;
+  }
+  EXPECT_GT(device_->stats().kept, 0u);
+}
+
+TEST_F(DiskTest, ARemovalIsThereAtOnceAndLasts) {
+  ASSERT_TRUE(open());
+  for (uint64_t i = 0; i < 10; ++i) memory_->offer(i, 5000);
+  ASSERT_TRUE(memory_->wait_written(10));
+  EXPECT_TRUE(remove(4));
+  EXPECT_FALSE(device_->find(kTenant, key_of(4)));
+  EXPECT_FALSE(device_->remove(kTenant, key_of(4), {}));
+  memory_->offer(4, 6000);
+  ASSERT_TRUE(memory_->wait_for([&] { return true; }));
+  for (int tries = 0; tries < 1000 && !device_->find(kTenant, key_of(4)); ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ASSERT_TRUE(open());
+  EXPECT_TRUE(read(4, 6000)) << "what came after the removal is another block";
+}
+
+TEST_F(DiskTest, AnotherNodeAndASecondProcessAreRefused) {
+  ASSERT_TRUE(open());
+  FakeMemory other;
+  auto second = Device::open(options(), other);
+  EXPECT_EQ(second.code(), Code::kConfigInvalid);
+  EXPECT_NE(second.status().message.find("another process"), std::string::npos) << second.status().message;
+  auto with = options();
+  with.node_id = "node-2";
+  const Status status = open(with);
+  EXPECT_EQ(status.code, Code::kConfigInvalid);
+  EXPECT_NE(status.message.find("node-1"), std::string::npos) << status.message;
+}
+
+TEST_F(DiskTest, ForeignFilesAreNotTouched) {
+  const std::string text = std::string(20'000, 'x');
+  std::ofstream(file()) << text;
+  EXPECT_EQ(open().code, Code::kConfigInvalid);
+  std::ifstream in(file());
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), text);
+}
+
+TEST(DiskIndexTest, ABlockCostsAtMost64Bytes) {
+  DiskIndex index(7);
+  for (uint64_t i = 0; i < 300'000; ++i) {
+    ASSERT_NE(index.put(kTenant, key_of(i), 4096, {1, 64}, true), store::kNone);
+    if (i < 100'000 || i % 10'000 != 0) continue;
+    EXPECT_LE(static_cast<double>(index.memory_bytes()) / index.count(), 64) << i;
+  }
+  for (uint64_t i = 0; i < 300'000; i += 2) index.erase(index.find(kTenant, key_of(i)));
+  for (uint64_t i = 0; i < 300'000; ++i)
+    ASSERT_EQ(index.find(kTenant, key_of(i)) != store::kNone, i % 2 == 1) << i;
+}
+
+}  // namespace
+}  // namespace mooncache::test

@@ -1,0 +1,208 @@
+// A store with a disk below it: blocks that left memory come back, also after a crash, and removed ones do
+// not.
+#include <bit>
+#include <filesystem>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include "store/store_fixture.h"
+
+namespace mooncache::test {
+namespace {
+
+constexpr uint64_t kBlock = 64 << 10;
+
+class TieringTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::temp_directory_path() /
+              ("mooncache-tiering-" + std::to_string(::getpid()) + "-" +
+               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override {
+    store_.reset();
+    std::filesystem::remove_all(folder_);
+  }
+  void open(uint64_t capacity = 4 * kMiB) {
+    store_.reset();
+    StoreConfig config = small_config(capacity);
+    config.eviction = "lru";
+    config.disk.paths = {folder_.string()};
+    config.disk.bytes = 64 * kMiB;
+    store_ = open_store(config);
+  }
+  static uint64_t now_ms() {
+    return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                     std::chrono::steady_clock::now().time_since_epoch())
+                                     .count());
+  }
+  uint64_t disk(const std::string& name) {
+    for (const auto& [found, value] : store_->stats().disk) {
+      if (found == "ssd_" + name) return value;
+    }
+    ADD_FAILURE() << name;
+    return 0;
+  }
+  template <typename Until>
+  bool wait_for(const Until& until) {
+    for (int tries = 0; tries < 4000; ++tries) {
+      if (until()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+  // Puts blocks at a pace that the disk keeps up with. A put never waits for a disk, so a few may be dropped.
+  void put_many(uint64_t count) {
+    for (uint64_t i = 0; i < count; ++i) {
+      ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+      ASSERT_TRUE(wait_for([&] { return i < 62 || disk("blocks") + 45 > i; })) << i;
+    }
+    ASSERT_GT(all_present().size(), count * 4 / 5);
+  }
+  std::vector<uint64_t> all_present(std::optional<Tier> tier = {}) {
+    std::vector<uint64_t> found;
+    for (uint64_t i = 0; i < 400; ++i) {
+      const auto info = store_->stat(kTenant, key_of(i), 0);
+      if (info && (!tier || info->tier == *tier)) found.push_back(i);
+    }
+    return found;
+  }
+  // As a server does: from memory, or by way of the disk.
+  bool get(uint64_t number) {
+    auto pinned = store_->acquire(kTenant, key_of(number), now_ms());
+    if (!pinned) {
+      auto done = std::make_shared<std::promise<void>>();
+      if (!store_->fetch(kTenant, key_of(number), [done] { done->set_value(); })) return false;
+      done->get_future().wait();
+      pinned = store_->acquire(kTenant, key_of(number), now_ms());
+    }
+    if (!pinned) return false;
+    EXPECT_TRUE(holds(store_->readable(pinned->id), number)) << number;
+    store_->release(pinned->id);
+    return true;
+  }
+  bool removed_for_good(uint64_t number) {
+    auto lasts = std::make_shared<std::promise<void>>();
+    const Code code = store_->remove(kTenant, key_of(number), RemoveReason::kRemoved, now_ms(), false,
+                                     [lasts] { lasts->set_value(); });
+    return code == Code::kOk &&
+           lasts->get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready;
+  }
+  Believed believed() {
+    Believed seen;
+    uint64_t cursor = 0;
+    do {
+      const SnapshotPage page = store_->snapshot(cursor, 1000);
+      apply_records(seen, page.records);
+      cursor = page.next_cursor;
+    } while (cursor != 0);
+    return seen;
+  }
+
+  std::filesystem::path folder_;
+  std::unique_ptr<Store> store_;
+};
+
+TEST_F(TieringTest, WhatLeftMemoryComesBack) {
+  open();
+  put_many(300);  // 19 MiB through 4
+  const auto below = all_present(Tier::kSsd);
+  std::vector<Key> keys;
+  for (const uint64_t i : all_present()) keys.push_back(key_of(i));
+  const MatchResult match = store_->match(kTenant, keys, false, now_ms());
+  EXPECT_EQ(match.leading_run, keys.size());
+  uint64_t marked = 0;
+  for (const uint8_t bits : match.on_disk) marked += std::popcount(bits);
+  EXPECT_EQ(marked, below.size());
+  for (const uint64_t i : below) EXPECT_TRUE(get(i)) << i;
+  EXPECT_GT(disk("reads"), 150u);
+  EXPECT_EQ(disk("corrupt_blocks"), 0u);
+  EXPECT_SOUND(*store_);
+}
+
+// What a reader of the log believes is what is there, wherever a block went.
+TEST_F(TieringTest, EventsAndSnapshotTellOfTheDisk) {
+  open();
+  put_many(200);
+  const auto here = all_present();
+  for (size_t i = 0; i < here.size(); i += 7) EXPECT_TRUE(removed_for_good(here[i]));
+  for (size_t i = 1; i < here.size(); i += 7) (void)get(here[i]);  // the head of memory may be dropped by it
+  Believed replayed;
+  for (;;) {
+    const EventBatch batch = store_->drain_events(1 << 14);
+    ASSERT_FALSE(batch.overflow);
+    if (batch.records.empty()) break;
+    apply_records(replayed, batch.records);
+  }
+  for (uint64_t i = 0; i < 200; ++i)
+    EXPECT_EQ(replayed.contains({kTenant, key_of(i)}), present(*store_, i)) << i;
+  EXPECT_EQ(replayed, believed());
+  uint64_t listed = 0, cursor = 0;
+  do {
+    const ListPage page = store_->list(kTenant, cursor, 50);
+    listed += page.items.size();
+    cursor = page.next_cursor;
+  } while (cursor != 0);
+  EXPECT_EQ(listed, replayed.size());
+}
+
+TEST_F(TieringTest, ARestartFindsTheDiskAndNothingThatWasRemoved) {
+  open();
+  put_many(200);
+  const auto below = all_present(Tier::kSsd);
+  ASSERT_GT(below.size(), 100u);
+  EXPECT_TRUE(removed_for_good(below[3]));
+  open();
+  EXPECT_GE(disk("recovered_blocks"), below.size() - 1);
+  for (const uint64_t i : below) EXPECT_EQ(get(i), i != below[3]) << i;
+  EXPECT_SOUND(*store_);
+}
+
+// A removal while the block comes up wins.
+TEST_F(TieringTest, ARemovedBlockIsNotBroughtUp) {
+  open();
+  put_many(100);
+  const auto below = all_present(Tier::kSsd);
+  ASSERT_GT(below.size(), 20u);
+  for (const uint64_t i : below) {
+    auto done = std::make_shared<std::promise<void>>();
+    ASSERT_TRUE(store_->fetch(kTenant, key_of(i), [done] { done->set_value(); }));
+    EXPECT_EQ(store_->remove(kTenant, key_of(i), RemoveReason::kRemoved, now_ms()), Code::kOk);
+    done->get_future().wait();
+    EXPECT_FALSE(present(*store_, i)) << i;
+  }
+  EXPECT_SOUND(*store_);
+}
+
+TEST_F(TieringTest, WithoutADiskNothingChanges) {
+  StoreConfig config = small_config(4 * kMiB);
+  store_ = open_store(config);
+  EXPECT_FALSE(store_->has_disk());
+  for (uint64_t i = 0; i < 200; ++i) EXPECT_EQ(put(*store_, i, kBlock, i), Code::kOk);
+  EXPECT_FALSE(store_->fetch(kTenant, key_of(0), [] {}));
+  EXPECT_TRUE(store_->stats().disk.empty());
+}
+
+TEST_F(TieringTest, ThreadsPutGetAndRemoveAtOnce) {
+  open();
+  std::vector<std::jthread> threads;
+  for (uint64_t thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([this, thread] {
+      std::mt19937_64 random(thread);
+      for (int i = 0; i < 1500; ++i) {
+        const uint64_t number = random() % 200;
+        if (random() % 20 == 0)
+          (void)store_->remove(kTenant, key_of(number), RemoveReason::kRemoved, now_ms());
+        if (!get(number)) (void)put(*store_, number, 8192 + number * 64, now_ms());
+      }
+    });
+  }
+  threads.clear();
+  EXPECT_SOUND(*store_);
+  EXPECT_EQ(disk("corrupt_blocks"), 0u);
+}
+
+}  // namespace
+}  // namespace mooncache::test
