@@ -54,7 +54,7 @@ def learn(lab: Lab, *, block_s: float, load_s: float | None = None) -> None:
             known.computed(16 * BLOCK, 16 * block_s)
         known.computed = lambda *_: None  # type: ignore[method-assign]
         for _ in range(LOADS_MIN if load_s is not None else 0):
-            known.loaded(9, 9, load_s or 0.0)
+            known.loaded(9, 9, load_s or 0.0, [("node-1 (dram)",)] * 9)
 
     lab.on_engine(teach)
 
@@ -94,11 +94,12 @@ def test_a_throttled_path_is_computed_and_used_again_when_it_recovers(
     lab = make_lab(lambda: slow, connector__break_even=True)
     learn(lab, block_s=1.0, load_s=90.0)  # it has seen loads that took ten times as long as computing
     assert lab.engine.break_even is not None
-    monkeypatch.setattr(lab.engine.break_even, "_trial_at_s", float("inf"))
+    path = lab.engine.break_even._path((0, "node-1 (dram)"))
+    path.trial_s = float("inf")
     result = lab.run(prompts[0])[0]
     assert result.tokens == expected[0]
     assert (result.cache.outcome, result.cache.hit_tokens, slow.reads) == ("computed_faster", 0, 0)
-    monkeypatch.setattr(lab.engine.break_even, "_trial_at_s", 0.0)
+    path.trial_s = 0.0
     result = lab.run(prompts[1])[0]
     assert result.tokens == expected[1]
     assert (result.cache.outcome, result.cache.loaded_tokens) == ("computed_faster", BLOCK), "a trial"
