@@ -13,7 +13,7 @@ from mooncache.errors import DeadlineExceeded
 from mooncache.kvcache.core.break_even import LOADS_MIN, STEPS_MIN, BreakEven
 from mooncache.kvcache.leg_hint import CacheOutcome
 from mooncache.kvcache.transfers import MoveFailure
-from tests.connectors.harness import BLOCK_TOKENS, Harness, Make, ask, expected, prompt, warm
+from tests.connectors.harness import BLOCK_TOKENS, WAIT_S, Harness, Make, ask, expected, prompt, warm
 from tests.kvcache.faulty import FaultyPool
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -39,6 +39,7 @@ def teach(
         known.loaded(10, 10, load_s, places)
     monkeypatch.setattr(known, "computed", lambda *_: None)
     monkeypatch.setattr(known, "loaded", lambda *_: None)
+    monkeypatch.setattr(known, "ask_s", lambda _: WAIT_S)  # a busy machine is late to answer
     return known
 
 
@@ -219,7 +220,8 @@ def test_a_pool_that_is_late_to_answer_is_not_waited_for(
     tokens = prompt(9, 10 * BLOCK_TOKENS + 7)
     warm(make, tokens)
     engine = make(ON)
-    teach(engine, monkeypatch, block_s=0.05, load_s=0.001)
+    known = teach(engine, monkeypatch, block_s=0.05, load_s=0.001)
+    monkeypatch.setattr(known, "ask_s", lambda _: 0.05)
 
     def late(*_: Any, timeout_s: float, **__: Any) -> Any:
         threading.Event().wait(timeout_s)

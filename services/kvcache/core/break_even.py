@@ -44,7 +44,7 @@ GRACE_SHARE, GRACE_SHARE_MAX, GRACE_MIN_S, GRACE_UNKNOWN_S = 0.02, 0.035, 0.005,
 GRACE_LOADS = 3.0
 FIRST_BATCH_BYTES = 1 << 20
 """A load that must keep pace begins with so much, so that a stalled path is noticed with something gained."""
-ASK_SHARE, ASK_MIN_S, ASK_UNKNOWN_S = 0.015, 0.01, 0.1
+ASK_SHARE, ASK_MIN_S, ASK_UNKNOWN_S = 0.015, 0.015, 0.1
 PATHS_MAX: Final = 1024
 PLACE_CHARS_MAX: Final = 96
 """Of a place within a reason."""
@@ -56,7 +56,7 @@ Places = Sequence[tuple[str, ...]]
 
 
 def place_name(node: str, tier: str) -> str:
-    """A place of blocks, as paths are told apart by it and people read it."""
+    """A place of blocks, by which paths differ, as people read it."""
     return f"{node} ({tier})"
 
 
