@@ -319,9 +319,10 @@ def _cache(leg: dict[str, Any], field: str) -> str:
     if field != "ended_ms" or cache is None:
         return ""
     outcome = _OUTCOMES.get(cache["outcome"], cache["outcome"])
+    reason = f"; {cache['reason']}" if cache.get("reason") else ""
     return (
         f" ({outcome}: {cache['local_tokens']} own, {cache['loaded_tokens']} loaded "
-        f"in {cache['load_ms']:.1f} ms, waited {cache['waited_ms']:.1f} ms)"
+        f"in {cache['load_ms']:.1f} ms, waited {cache['waited_ms']:.1f} ms{reason})"
     )
 
 

@@ -215,6 +215,7 @@ def _cache_of(message: pb.CacheReport) -> CacheReport:
         saved_blocks=_count(message.saved_blocks),
         held_tokens=_count(message.held_tokens) if message.HasField("held_tokens") else -1,
         outcome=CACHE_OUTCOMES.get(message.outcome, CacheOutcome.UNKNOWN),
+        reason=message.reason[:NAME_CHARS_MAX],
     )
 
 

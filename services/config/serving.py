@@ -216,8 +216,9 @@ class ConnectorSection(Section):
     """Bytes that may wait to be saved; further blocks are counted, not saved."""
     load_threads: int = Field(default=2, ge=1, le=64)
     """Threads that load blocks."""
-    break_even: bool = False
-    """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow."""
+    break_even: bool = True
+    """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow. Without it
+    everything that the pool has is loaded."""
     stream: Literal["auto", "on", "off"] = "auto"
     """Load blocks as another instance computes them: always, never, or where it gains and memory is free."""
     layerwise: bool = False

@@ -18,13 +18,14 @@ from typing import Any
 
 from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
+from mooncache.hf_engine.core import weighing
 from mooncache.hf_engine.core.blocks import BlockPool
 from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
 from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State, cache_report_of
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
-from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.break_even import BreakEven, cut_reason
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
@@ -216,13 +217,14 @@ class Engine:
             elif not self.pool.link.usable and not sequence.awaited_blocks:
                 self._looked_up(sequence, (), LookupOutcome.ABSENT.reported(), 0.0)
             else:
-                wait_s = sequence.hint.wait_s if sequence.awaited_blocks else 0.0
+                awaited = weighing.worth_awaiting(self.break_even, sequence, time.monotonic())
+                wait_s = sequence.hint.wait_s if awaited else 0.0
                 sequence.wait_until_s = time.monotonic() + wait_s
-                if sequence.awaited_blocks and self._streams_load(sequence):
+                if awaited and self._streams_load(sequence):
                     sequence.promise_end = sequence.awaited_blocks  # the load waits
                     self._ask(sequence, 0)
                 else:
-                    self._ask(sequence, sequence.awaited_blocks)
+                    self._ask(sequence, awaited)
 
     def _ask(self, sequence: Sequence, awaited: int) -> None:
         assert self.pool is not None
@@ -230,7 +232,16 @@ class Engine:
         node = sequence.hint.store_node if awaited else ""
         self._asking[sequence.name] = sequence
         self.pool.lookups.ask(
-            LookupRequest(sequence.name, keys, awaited, sequence.wait_until_s, sequence.trace, node)
+            LookupRequest(
+                sequence.name,
+                keys,
+                awaited,
+                sequence.wait_until_s,
+                sequence.trace,
+                node,
+                weighing.ask_s(self.break_even, sequence, awaited),
+                self.break_even is not None,
+            )
         )
 
     def _streams_load(self, sequence: Sequence) -> bool:
@@ -245,7 +256,7 @@ class Engine:
             return WaitPlace.OFF
         if self.pool is None or not self.pool.link.usable:
             return WaitPlace.NO_POOL
-        if self.break_even is not None and not self.break_even.pays(blocks):
+        if self.break_even is not None and not self.break_even.pays(blocks, weighing.places_of(sequence)):
             return WaitPlace.NO_GAIN
         # A stream also takes a place of the batch. The last one is for sequences that compute.
         has_place = len(self.scheduler.running) + 1 < self.scheduler.batch_max
@@ -261,6 +272,8 @@ class Engine:
             answer = self.pool.lookups.take(name)
             if answer is not None:
                 del self._asking[name]
+                sequence.places = tuple((place,) for place in answer.places)
+                sequence.reason = answer.reason or sequence.reason
                 self._looked_up(sequence, answer.present, answer.outcome.reported(), answer.waited_s)
         for loaded in self.pool.mover.take_loads():
             self._was_loaded(self._loading.pop(loaded.name), loaded)
@@ -299,7 +312,8 @@ class Engine:
             self._loading[sequence.name] = sequence
             job = self._job(sequence.name, sequence, sequence.load)
             if self.break_even is not None:
-                job = replace(job, pace=self.break_even.pace(len(job.blocks)))
+                sequence.pace = weighing.pace_of(self.break_even, sequence)
+                job = replace(job, pace=sequence.pace)
             if sequence.promise_end:
                 awaited = (at for at, number in enumerate(sequence.load) if not sequence.in_pool(number))
                 await_s = max(0.0, sequence.wait_until_s - time.monotonic())
@@ -312,10 +326,8 @@ class Engine:
         """How many of the blocks that the pool has to load; what computing gives sooner is computed."""
         if self.break_even is None:
             return found
-        worth = self.break_even.blocks_to_load(found, time.monotonic())
-        if worth < found and not sequence.computed_faster:
-            sequence.computed_faster = True
-            spared = (found - worth) * sequence.block_tokens
+        worth, spared = weighing.worth_loading(self.break_even, sequence, found, time.monotonic())
+        if spared:
             self.metrics.break_even_tokens.labels(CacheOutcome.COMPUTED_FASTER).inc(spared)
         return worth
 
@@ -324,7 +336,8 @@ class Engine:
         cut = report.reason is MoveFailure.TOO_SLOW
         failed = 0 if cut or report.reason in {MoveFailure.CANCELLED, MoveFailure.NOT_COME} else missing
         if self.break_even is not None and (cut or not missing):
-            self.break_even.loaded(len(report.blocks), report.loaded, report.transfer_s)
+            places = weighing.places_of(sequence)[sequence.load.start : sequence.load.stop]
+            self.break_even.loaded(len(report.blocks), report.loaded, report.transfer_s, places)
         if self.streaming is not None and not missing:
             self.streaming.loaded(report.loaded, report.transfer_s)
         if sequence.promise_end:
@@ -333,6 +346,7 @@ class Engine:
             sequence.learned(sequence.load, report.loaded)
         if cut:
             sequence.load_cut = True
+            sequence.reason = cut_reason(report.loaded, len(report.blocks), report.transfer_s, sequence.pace)
             self.metrics.break_even_tokens.labels(CacheOutcome.LOAD_CUT).inc(missing * sequence.block_tokens)
         self.runner.memory.clear(report.blocks[report.loaded :])
         self.metrics.loaded(failed, report.loaded_bytes, report.transfer_s)

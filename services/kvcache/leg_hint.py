@@ -98,6 +98,7 @@ class CacheReport:
     saved_blocks: int = 0  # blocks handed to the pool so far
     held_tokens: int = -1  # leading prompt tokens whose blocks the pool has or is being given; -1: not said
     outcome: CacheOutcome = CacheOutcome.UNKNOWN
+    reason: str = ""  # why blocks that the pool had were computed, for people
 
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params` in the response."""

@@ -23,16 +23,20 @@ from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.client.results import WatchState
-from mooncache.errors import NoNodes
+from mooncache.errors import DeadlineExceeded, NoNodes
 from mooncache.kvcache.core.awaited import AwaitedBlocks, NextStep
+from mooncache.kvcache.core.break_even import place_name
 from mooncache.kvcache.leg_hint import CacheOutcome
-from mooncache.kvcache.pool_link import Call, PoolLink
+from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.kvcache.watcher import Watcher
 from mooncache.runtime import tracing
 
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
 PATIENCE_S = 5.0  # with a pool that was reached once: most prompts take less than that to compute
 RETRY_S = 0.1  # after a pool that does not answer was asked
+PLACES_MAX = 1024
+"""Blocks whose place is asked for; those behind them count as being where it is not known."""
+PLACES_S = 0.05
 
 
 class LookupOutcome(StrEnum):
@@ -42,9 +46,13 @@ class LookupOutcome(StrEnum):
     TIMEOUT = "timeout"
     ABSENT = "pool_absent"
     FAILED = "failed"
+    LATE = "late"
+    """The pool did not answer within the question's own limit."""
 
     def reported(self) -> CacheOutcome:
         """What a cache report says of it; an answer alone says nothing yet."""
+        if self is LookupOutcome.LATE:
+            return CacheOutcome.FAILED
         return CacheOutcome.UNKNOWN if self is LookupOutcome.FOUND else CacheOutcome(self)
 
 
@@ -58,16 +66,28 @@ class LookupRequest:
     deadline_s: float = 0.0  # of the monotonic clock
     trace: tracing.TraceContext | None = None  # the request's, when it has one
     node: str = ""  # where the awaited blocks will be, when that is known
+    limit_s: float = TIMEOUT_S  # for the pool's answer: asking may not cost more than it can save
+    with_places: bool = False  # whether to ask where blocks lie
 
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """`present[i]`: the pool holds key i. `outcome`: found, timeout (awaited keys are missing), pool_absent, failed."""
+    """`present[i]`: the pool holds key i. `places[i]`: the node that it would be read from, with its tier, or "";
+    empty when that was not asked. `outcome`: found, timeout (awaited keys are missing), pool_absent, failed, late.
+    """
 
     present: tuple[bool, ...]
     outcome: LookupOutcome
     at_s: float
     waited_s: float = 0.0
+    places: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """For people, when the pool was not waited for."""
+        if self.outcome is not LookupOutcome.LATE:
+            return ""
+        return f"not loaded: the pool did not say within {self.waited_s * 1e3:.0f} ms what it has"
 
 
 @dataclass(slots=True)
@@ -76,6 +96,7 @@ class _Waiting:
     asked_s: float
     span: tracing.Span
     present: tuple[bool, ...] = ()
+    places: tuple[str, ...] = ()
     awaited: AwaitedBlocks | None = None  # once the pool has answered
     watch: int = 0  # number of the wait that is under way
     retry_s: float | None = None
@@ -85,7 +106,14 @@ class _Waiting:
         self.span.set(kvcache__found_blocks=sum(self.present), kvcache__reason=outcome)
         self.span.end()
         now_s = time.monotonic()
-        return LookupResult(self.present, outcome, now_s, now_s - self.asked_s)
+        return LookupResult(self.present, outcome, now_s, now_s - self.asked_s, self.places)
+
+    @property
+    def failure(self) -> LookupOutcome:
+        """What it is called when the pool did not answer in time."""
+        if self.question.awaited:
+            return LookupOutcome.TIMEOUT
+        return LookupOutcome.LATE if self.question.limit_s < TIMEOUT_S else LookupOutcome.FAILED
 
 
 class Lookups:
@@ -139,14 +167,13 @@ class Lookups:
             if waiting is not None and time.monotonic() > self._over_s(waiting):
                 del self._open[name]
                 self._unwatch(waiting)
-                return waiting.answer(
-                    LookupOutcome.TIMEOUT if waiting.question.awaited else LookupOutcome.FAILED
-                )
+                return waiting.answer(waiting.failure)
             return self._answers.pop(name, None)
 
     def _over_s(self, waiting: _Waiting) -> float:
         """When a question has had its time; a last look at what was awaited may begin at its deadline."""
-        return max(waiting.asked_s, waiting.question.deadline_s) + self._timeout_s
+        limit_s = min(self._timeout_s, waiting.question.limit_s)
+        return max(waiting.asked_s, waiting.question.deadline_s) + limit_s
 
     def withdraw(self, name: str) -> None:
         """Forget a question and its answer."""
@@ -226,14 +253,17 @@ class Lookups:
             return
         left_s = self._over_s(waiting) - time.monotonic()
         if left_s <= 0:  # others have used its time up
-            self._finish(waiting, LookupOutcome.TIMEOUT if waiting.question.awaited else LookupOutcome.FAILED)
+            self._finish(waiting, waiting.failure)
             return
+        timeout_s = min(self._timeout_s, left_s)
         try:
-            timeout_s = min(self._timeout_s, left_s)
             found = client.match(waiting.question.keys, touch=True, timeout_s=timeout_s)
         except Exception as error:  # noqa: BLE001  (a defect must not end the thread: all requests would wait)
-            self._link.failed(Call.LOOKUP, error)
             waiting.present = ()
+            if isinstance(error, DeadlineExceeded) and waiting.failure is LookupOutcome.LATE:
+                self._finish(waiting, LookupOutcome.LATE)  # it had less time than a failure takes
+                return
+            self._link.failed(Call.LOOKUP, error)
             if isinstance(error, NoNodes):  # no node can take what is awaited either
                 self._finish(waiting, LookupOutcome.ABSENT)
             else:
@@ -245,7 +275,30 @@ class Lookups:
             self._no_answer(waiting, LookupOutcome.ABSENT)
             return
         self._failing_since_s = None
+        if waiting.question.with_places:
+            waiting.places = self._places(client, waiting)
         self._go_on(waiting, self._looked(waiting))
+
+    def _places(self, client: PoolClient, waiting: _Waiting) -> tuple[str, ...]:
+        """Where the leading blocks lie that are there; empty when there is no choice of places, or no time to ask."""
+        nodes = client.nodes()
+        if len(nodes) == 1:
+            return (place_name(nodes[0].node_id, nodes[0].tier),) * len(waiting.present)
+        run = next((at for at, there in enumerate(waiting.present) if not there), len(waiting.present))
+        keys = [
+            waiting.question.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(min(run, PLACES_MAX))
+        ]
+        left_s = min(PLACES_S, self._over_s(waiting) - time.monotonic())
+        if not keys or left_s <= 0:
+            return ()
+        try:
+            stats = client.stat_many(keys, timeout_s=left_s)
+        except Exception:  # noqa: BLE001  (as above; what is not known of a place is learned as one path)
+            return ()
+        return tuple(
+            place_name(stat.node_ids[0], stat.tiers[0]) if stat is not None and stat.node_ids else ""
+            for stat in stats
+        )
 
     def _looked(self, waiting: _Waiting) -> NextStep:
         """What follows from the pool's answer."""

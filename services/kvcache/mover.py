@@ -346,7 +346,8 @@ class Mover:
         deadline_s = load.started_s + (0.0 if load.stream is None else job.await_s) + self._load_timeout_s
         # A pace counts the time of moving bytes; a stream also waits for them.
         begun_s = load.started_s if load.stream is None else time.monotonic() - load.moving_s
-        batch_bytes = BATCH_BYTES if job.pace is None else FIRST_BATCH_BYTES
+        most = max(1, BATCH_BYTES // self._memory.block_bytes)
+        blocks = most if job.pace is None else max(1, FIRST_BATCH_BYTES // self._memory.block_bytes)
         while load.loaded < end:
             at, due_s = load.loaded, deadline_s
             if job.pace is not None:
@@ -358,13 +359,14 @@ class Mover:
             client = self._link.client()
             if client is None:
                 return MoveFailure.ABSENT
-            stop = min(end, at + max(1, batch_bytes // self._memory.block_bytes))
+            stop = min(end, at + blocks)
             part = TransferJob(job.name, job.keys[at:stop], job.blocks[at:stop])
             came, reason = self._load_batch(client, part, load.fence, due_s, deadline_s)
             load.loaded += came
             if reason:
                 return reason
-            batch_bytes = min(BATCH_BYTES, 2 * batch_bytes)
+            if job.pace is not None:
+                blocks = min(most, job.pace.batch_blocks(blocks, load.loaded, time.monotonic() - begun_s))
         return MoveFailure.CANCELLED if load.cancelled and end < len(job.keys) else MoveFailure.NONE
 
     def _load_batch(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mooncache.conductor.config import NAME_CHARS_MAX
 from mooncache.conductor.core.differences import (
     REASONS,
     Difference,
@@ -108,7 +109,10 @@ def test_both_legs_are_compared_counted_and_recorded(tmp_path: Path) -> None:
         found = pb.CacheReport(hit_tokens=1600, loaded_tokens=1600, load_ms=3.0, outcome=pb.CACHE_OUTCOME_HIT)
         leg = pb.LegReport(role=pb.LEG_ROLE_PREFILL, instance_id="p", sent_ms=1.0, ended_ms=20.0, cache=found)
         await c.progress(plan.decision_id, pb.REQUEST_PHASE_PREFILLED, leg)
-        faster = pb.CacheReport(asked_tokens=1600, outcome=pb.CACHE_OUTCOME_COMPUTED_FASTER)
+        reason = "100 blocks not loaded: all would take 90 ms, computing 9 ms"
+        faster = pb.CacheReport(
+            asked_tokens=1600, outcome=pb.CACHE_OUTCOME_COMPUTED_FASTER, reason=reason + " " * 10_000
+        )
         late = pb.LegReport(role=pb.LEG_ROLE_DECODE, instance_id="d", cache=faster)
         await c.progress(plan.decision_id, pb.REQUEST_PHASE_FINISHED, late, output_tokens=3)
         assert (await c.record("r1"))["observed"]["differences"] == [
@@ -127,6 +131,8 @@ def test_both_legs_are_compared_counted_and_recorded(tmp_path: Path) -> None:
                 "reason": "computed_faster",
             },
         ]
+        said = [leg["cache"]["reason"] for each in (await c.record("r1"))["events"] for leg in each["legs"]]
+        assert (said[0], said[1].strip(), len(said[1])) == ("", reason, NAME_CHARS_MAX)
         page = c.service.metrics.render().decode()
         assert "mooncache_conductor_compared_legs_total 2.0" in page
         for leg, kind, reason in (

@@ -200,3 +200,6 @@ def test_the_time_line_says_in_words_why_a_hit_was_computed(outcome: str, words:
     event = {"phase": "finished", "elapsed_ms": 9.0, "since_decision_ms": 8.0, "legs": [leg]}
     said = [what for _, what in timeline({"events": [event]}) if what.startswith("decode leg to d1 ended")]
     assert said == [f"decode leg to d1 ended OK ({words}: 0 own, 32 loaded in 4.0 ms, waited 0.0 ms)"]
+    leg["cache"] = {**cache, "reason": "cut after 1 of 9 blocks: the next did not come in 9 ms"}
+    said = [what for _, what in timeline({"events": [event]}) if what.startswith("decode leg to d1 ended")]
+    assert said[0].endswith("waited 0.0 ms; cut after 1 of 9 blocks: the next did not come in 9 ms)")

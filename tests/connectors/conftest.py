@@ -36,7 +36,8 @@ def make(model_dir: Path, tmp_path: Path) -> Iterator[Make]:
     made: list[Harness] = []
 
     def build(extra: dict[str, Any] | None = None, *, model: Path = model_dir, **settings: Any) -> Harness:
-        state = {"mooncache.state_dir": str(tmp_path / "state")}
+        # The model computes at once: whatever the pool has would be computed. Tests of that choice turn it on.
+        state = {"mooncache.state_dir": str(tmp_path / "state"), "mooncache.break_even": False}
         made.append(Harness(model, {**state, **(extra or {})}, **settings))
         return made[-1]
 

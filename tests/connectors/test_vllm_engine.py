@@ -178,7 +178,7 @@ def servers(
 ) -> Iterator[tuple[Server, Server]]:
     """One that saves block by block after each step, and one that saves layer by layer."""
     # A busy machine takes the pool's processor away for seconds; what is late must not count as lost here.
-    patient = {"load_timeout_s": 60, "save_timeout_s": 60}
+    patient = {"load_timeout_s": 60, "save_timeout_s": 60, "break_even": False}
     first = Server(engine_model, cluster, tmp_path_factory.mktemp("first"), layerwise=True, **patient)
     second = Server(engine_model, cluster, tmp_path_factory.mktemp("second"), **patient)
     try:

@@ -32,6 +32,7 @@ def main() -> None:
             "kv_connector_extra_config": {
                 "mooncache.state_dir": state_dir,
                 "mooncache.master_targets": master,
+                "mooncache.break_even": False,  # a busy machine may load slower than so small a model computes
             },
         },
     )

@@ -144,6 +144,9 @@ def make_lab(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Lab]]
     def make(connect: Callable[[], Any] | None = None, **settings: Any) -> Lab:
         values = {"hf.block_tokens": BLOCK, "hf.kv_cache_bytes": 16 << 20, "cluster.state_dir": str(tmp_path)}
         values |= {"connector.enabled": connect is not None}
+        values |= {
+            "connector.break_even": False
+        }  # a model so small computes faster than a busy machine loads
         values |= {name.replace("__", "."): value for name, value in settings.items()}
         parts = build(load(env={}, overrides=values), HfOptions(model=str(model_folder)), connect)
         parts.start()
@@ -206,6 +209,7 @@ def start_server(model_folder: Path, folder: Path, **env: str) -> Server:
         "MOONCACHE_HF_KV_CACHE_BYTES": str(16 << 20),
         "MOONCACHE_HF_BLOCK_TOKENS": str(BLOCK),
         "MOONCACHE_ENGINE_API_KEY": API_KEY,
+        "MOONCACHE_CONNECTOR_BREAK_EVEN": "false",  # as above
         **env,
     }
     with log.open("wb") as file:

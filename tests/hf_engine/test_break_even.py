@@ -12,7 +12,7 @@ import mooncache
 from mooncache.errors import DeadlineExceeded
 from mooncache.kvcache.core.break_even import LOADS_MIN, STEPS_MIN
 from tests.conditions import wait_until
-from tests.hf_engine.conftest import BLOCK, Lab, prompt
+from tests.hf_engine.conftest import BLOCK, WAIT_S, Lab, prompt
 from tests.hf_engine.test_pool import figure
 
 Connect = Callable[[], Any]
@@ -53,8 +53,9 @@ def learn(lab: Lab, *, block_s: float, load_s: float | None = None) -> None:
         for _ in range(64):
             known.computed(16 * BLOCK, 16 * block_s)
         known.computed = lambda *_: None  # type: ignore[method-assign]
+        known.ask_s = lambda _: WAIT_S  # type: ignore[method-assign]
         for _ in range(LOADS_MIN if load_s is not None else 0):
-            known.loaded(9, 9, load_s or 0.0)
+            known.loaded(9, 9, load_s or 0.0, [("node-1 (dram)",)] * 9)
 
     lab.on_engine(teach)
 
@@ -92,13 +93,14 @@ def test_a_throttled_path_is_computed_and_used_again_when_it_recovers(
     expected = first.tokens(*prompts)
     first.settled()
     lab = make_lab(lambda: slow, connector__break_even=True)
-    learn(lab, block_s=1.0, load_s=90.0)  # it has seen loads that took ten times as long as computing
+    learn(lab, block_s=60.0, load_s=5400.0)  # it has seen loads that took ten times as long as computing
     assert lab.engine.break_even is not None
-    monkeypatch.setattr(lab.engine.break_even, "_trial_at_s", float("inf"))
+    path = lab.engine.break_even._path((0, "node-1 (dram)"))
+    path.trial_s = float("inf")
     result = lab.run(prompts[0])[0]
     assert result.tokens == expected[0]
     assert (result.cache.outcome, result.cache.hit_tokens, slow.reads) == ("computed_faster", 0, 0)
-    monkeypatch.setattr(lab.engine.break_even, "_trial_at_s", 0.0)
+    path.trial_s = 0.0
     result = lab.run(prompts[1])[0]
     assert result.tokens == expected[1]
     assert (result.cache.outcome, result.cache.loaded_tokens) == ("computed_faster", BLOCK), "a trial"
@@ -121,7 +123,8 @@ def test_the_engine_measures_its_own_steps_and_loads(make_lab: Callable[..., Lab
     assert second.engine.break_even is not None
     for number in range(LOADS_MIN):
         second.run(prompt(150, 800 + number))
-    wait_until(lambda: second.engine.break_even.load_s(9) is not None, "loads are known")
+    there = [("node-1 (dram)",)] * 9
+    wait_until(lambda: second.engine.break_even.load_s(9, there) is not None, "loads are known")
 
 
 def test_switched_off_everything_is_loaded(make_lab: Callable[..., Lab], connect: Connect) -> None:

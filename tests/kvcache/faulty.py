@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.client.keys import split_keys
-from mooncache.client.results import GetResult, MatchResult, PutResult, WatchNews, WatchState
+from mooncache.client.results import BlockStat, GetResult, MatchResult, PutResult, WatchNews, WatchState
 from mooncache.errors import Closed, DeadlineExceeded, NotFound, error_for
 
 WAIT_S = 60.0
@@ -29,6 +29,7 @@ class FaultyPool:
         self.unreachable_nodes = 0
         self.stalls_after: int | None = None
         self.closed = False
+        self.places: dict[bytes, tuple[str, str]] = {}  # node and tier of blocks
         self.elsewhere: set[bytes] = set()  # keys of blocks that a wait at a node does not see
         self.given_up: set[bytes] = set()
         self.unwatchable: set[str | None] = set()  # nodes whose waits end as unreachable
@@ -92,6 +93,13 @@ class FaultyPool:
         present = tuple(key in self.blocks for key in (split_keys(keys) if isinstance(keys, bytes) else keys))
         run = next((i for i, there in enumerate(present) if not there), len(present))
         return MatchResult(run, present, self.unreachable_nodes)
+
+    def stat_many(self, keys: Any, *, timeout_s: float | None = None) -> tuple[BlockStat | None, ...]:
+        self._enter("stat")
+        return tuple(
+            BlockStat(1, 0, tier, 0, 0, 0.0, (node,), (tier,)) if node else None
+            for node, tier in (self.places.get(key, ("", "")) for key in keys)
+        )
 
     def reserve_many(
         self, keys: Any, block_bytes: int, *, prefer_node: str | None = None, timeout_s: float | None = None

@@ -5,12 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mooncache
+from mooncache.client.results import MatchResult
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.errors import DeadlineExceeded, MasterUnavailable, NodeUnavailable, NoNodes
+from mooncache.kvcache.leg_hint import CacheOutcome
 from mooncache.kvcache.lookup import LookupOutcome, LookupRequest, LookupResult, Lookups
-from mooncache.kvcache.pool_link import PoolLink
+from mooncache.kvcache.pool_link import Breaker, PoolLink
 from tests.conditions import wait_until
 from tests.kvcache.conftest import WAIT_S
 from tests.kvcache.faulty import FaultyPool
@@ -272,3 +278,81 @@ def test_asking_again_replaces_the_question(faulty: FaultyPool, lookups: Lookups
     lookups.ask(LookupRequest("r", chain(2)))
     faulty.gate.set()
     assert len(answer_of(lookups, "r").present) == 2
+
+
+# --- what asking may cost, and where blocks lie ------------------------------------------------------------------
+
+
+class Stalled(FaultyPool):
+    """A match takes all the time that it has."""
+
+    def match(self, keys: Any, *, touch: bool = True, timeout_s: float | None = None) -> MatchResult:
+        self._enter("match")
+        threading.Event().wait(timeout_s)
+        raise DeadlineExceeded("late")
+
+
+def test_a_pool_that_is_late_is_not_waited_for_and_has_not_failed() -> None:
+    stalled = Stalled()
+    link = PoolLink(lambda: stalled, breaker=Breaker(failures_max=1))
+    assert link.connected.wait(WAIT_S)
+    lookups = Lookups(link)
+    try:
+        for number in range(3):
+            lookups.ask(LookupRequest(f"r{number}", chain(3), limit_s=0.01))
+            answer = answer_of(lookups, f"r{number}")
+            assert (answer.outcome, answer.present) == (LookupOutcome.LATE, ())
+            assert answer.outcome.reported() is CacheOutcome.FAILED
+            assert answer.reason.startswith("not loaded: the pool did not say within ")
+        assert link.usable, "it had less time than a failure takes"
+        lookups.ask(LookupRequest("slow", chain(3)))
+        answer = answer_of(lookups, "slow")
+        assert (answer.outcome, answer.reason) == (LookupOutcome.FAILED, "")
+        wait_until(lambda: not link.usable, "that counts as a failure")
+    finally:
+        lookups.close()
+        link.close()
+
+
+def test_where_blocks_lie_is_asked_when_there_is_a_choice(faulty: FaultyPool, lookups: Lookups) -> None:
+    faulty.blocks = {key(0): b"", key(1): b"", key(3): b""}
+    faulty.places = {key(0): ("n2", "dram"), key(1): ("n1", "ssd"), key(3): ("n1", "dram")}
+    lookups.ask(LookupRequest("r", chain(4), with_places=True))
+    assert answer_of(lookups, "r").places == ("n2 (dram)", "n1 (ssd)"), "of the leading ones"
+    lookups.ask(LookupRequest("without", chain(4)))
+    assert answer_of(lookups, "without").places == ()
+    faulty.blocks = {}
+    lookups.ask(LookupRequest("none", chain(4), with_places=True))
+    assert answer_of(lookups, "none").places == ()
+    assert faulty.calls == ["match", "stat", "match", "match"]
+
+
+def test_a_pool_of_one_node_is_one_place(real_link: PoolLink) -> None:
+    client = real_link.client()
+    assert client is not None
+    client.put_many([key(77)], [b"x"])
+    lookups = Lookups(real_link)
+    try:
+        lookups.ask(LookupRequest("r", key(77) + key(78), with_places=True))
+        answer = answer_of(lookups, "r")
+        assert (answer.present, answer.places) == ((True, False), ("node-1 (dram)",) * 2)
+    finally:
+        lookups.close()
+
+
+def test_each_copy_has_the_place_of_the_node_that_is_read(tmp_path: Path) -> None:
+    settings = ClusterSettings(state_dir=tmp_path, nodes=2, capacity_bytes=64 << 20, port=0)
+    with EmbeddedCluster(settings) as pair:
+        link = PoolLink(lambda: mooncache.connect(**pair.client_settings()))
+        assert link.connected.wait(WAIT_S)
+        client = link.client()
+        assert client is not None
+        client.put_many([key(1)], [b"x"], prefer_node="node-2")
+        client.put_many([key(2)], [b"x"], prefer_node="node-1")
+        lookups = Lookups(link)
+        try:
+            lookups.ask(LookupRequest("r", key(1) + key(2), with_places=True))
+            assert answer_of(lookups, "r").places == ("node-2 (dram)", "node-1 (dram)")
+        finally:
+            lookups.close()
+            link.close()

@@ -52,6 +52,7 @@ def vllm_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         extra_env=(
             # The machine may be slow: what is tested here are tokens, not promises about time.
             ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
+            ("MOONCACHE_CONNECTOR_BREAK_EVEN", "false"),
             ("MOONCACHE_CONDUCTOR_HANDOVER_MARGIN_S", "60"),
             ("MOONCACHE_CONDUCTOR_SUSPECT_AFTER_S", "60"),
             ("MOONCACHE_CONDUCTOR_LEASE_S", "120"),

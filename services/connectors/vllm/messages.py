@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from mooncache.connectors.vllm.core.request import BlockTransfer
+from mooncache.connectors.vllm.core.request import BlockTransfer, ShardLoad
 from mooncache.kvcache.transfers import MoveFailure
 
 
@@ -55,6 +55,7 @@ class LoadEnd:
     shards: int = 1
     waited_s: float = 0.0  # for blocks of another instance
     hidden_s: float = 0.0  # of `seconds`, within that wait
+    by_shard: dict[int, ShardLoad] = field(default_factory=dict)
 
 
 @dataclass
@@ -89,15 +90,17 @@ class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
-    """A block is loaded when every shard has its part."""
+    """A block is loaded when every shard has its part. Of two reasons the one holds that ended the load sooner."""
+    sooner, later = (b, a) if b.reason and (b.loaded < a.loaded or not a.reason) else (a, b)
     return LoadEnd(
         min(a.loaded, b.loaded),
         a.loaded_bytes + b.loaded_bytes,
         max(a.seconds, b.seconds),
-        a.reason or b.reason,
+        sooner.reason or later.reason,
         a.shards + b.shards,
         max(a.waited_s, b.waited_s),
         min(a.hidden_s, b.hidden_s),
+        a.by_shard | b.by_shard,
     )
 
 

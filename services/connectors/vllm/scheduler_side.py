@@ -15,6 +15,7 @@ from typing import Any
 from mooncache.connectors.vllm.core.book import RequestBook
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.request import BlockTransfer, Uncached
+from mooncache.connectors.vllm.core.step_times import StepTimes
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
     Handshake,
@@ -31,7 +32,7 @@ from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN, BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, StreamMode, WaitPlace
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport
-from mooncache.kvcache.lookup import LookupRequest, Lookups
+from mooncache.kvcache.lookup import TIMEOUT_S, LookupRequest, Lookups
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.transfers import MoveFailure
@@ -42,7 +43,6 @@ _log = get_logger(__name__)
 CONNECT_WAIT_S = 3.0
 PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
-_STEPS_OPEN_MAX = 16
 
 
 def _traced(transfer: BlockTransfer, request: Any) -> BlockTransfer:
@@ -102,7 +102,9 @@ class SchedulerSide:
         self._shards = max(1, len(shards))
         if self._settings.connector.break_even and shards:
             size_bytes = sum(shard.block_bytes for shard in shards)
-            self._break_even = BreakEven(block_tokens=self._block_tokens, block_bytes=size_bytes)
+            self._break_even = BreakEven(
+                block_tokens=self._block_tokens, block_bytes=size_bytes, shards=len(shards)
+            )
         # Under vLLM's policy "fail" a promise that is not kept would end the request with an error.
         mode = StreamMode(self._settings.connector.stream) if self._may_cut else StreamMode.OFF
         self._book = RequestBook(
@@ -222,7 +224,16 @@ class SchedulerSide:
         )
         if found.ask is not None and self._lookups is not None:
             ask = found.ask
-            self._lookups.ask(LookupRequest(name, ask.keys, ask.awaited, ask.deadline_s, node=ask.node))
+            question = LookupRequest(
+                name,
+                ask.keys,
+                ask.awaited,
+                ask.deadline_s,
+                node=ask.node,
+                limit_s=TIMEOUT_S if ask.limit_s is None else ask.limit_s,
+                with_places=self._break_even is not None,
+            )
+            self._lookups.ask(question)
         if found.spared:
             self.stats.count("break_even_tokens", found.spared, "computed_faster")
         if found.waits is not None:
@@ -254,7 +265,15 @@ class SchedulerSide:
         if answer is None:
             return
         outcome = answer.outcome.reported()
-        self._book.answered(name, answer.present, outcome, answer.waited_s, time.monotonic())
+        self._book.answered(
+            name,
+            answer.present,
+            outcome,
+            answer.waited_s,
+            time.monotonic(),
+            places=answer.places,
+            reason=answer.reason,
+        )
         self.stats.count("lookups", label=answer.outcome)
         self.stats.seen("wait_seconds", answer.waited_s)
 
@@ -370,6 +389,7 @@ class SchedulerSide:
                 reason=load.reason,
                 waited_s=load.waited_s,
                 hidden_s=load.hidden_s,
+                shards=load.by_shard,
             )
             if load.waited_s:
                 self.stats.seen("wait_seconds", load.waited_s)
@@ -435,31 +455,6 @@ class SchedulerSide:
             self._link.close()
         if self._lookups is not None:
             self._lookups.close()
-
-
-class StepTimes:
-    """How long steps take that compute prompts, from their schedule to their end. Steps may be scheduled ahead: then a
-    step begins with the end of the one before."""
-
-    def __init__(self) -> None:
-        self._open: dict[int, tuple[int, float]] = {}
-        self._number = 0
-        self._ended_s = 0.0
-
-    def begin(self, prompt_tokens: int, now_s: float) -> int:
-        """A step was scheduled. Returns its number, 0 when it is not measured."""
-        if not prompt_tokens:
-            return 0
-        self._number += 1
-        self._open[self._number] = (prompt_tokens, now_s)
-        self._open.pop(self._number - _STEPS_OPEN_MAX, None)
-        return self._number
-
-    def end(self, number: int, now_s: float) -> tuple[int, float] | None:
-        """A step ended: its prompt tokens and seconds, if it was measured."""
-        tokens, begun_s = self._open.pop(number, (0, 0.0))
-        before_s, self._ended_s = self._ended_s, now_s
-        return (tokens, now_s - max(begun_s, before_s)) if tokens else None
 
 
 def why_uncached(request: Any) -> Uncached:

@@ -20,7 +20,7 @@ from mooncache.client.keys import split_keys
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
-from mooncache.connectors.vllm.core.request import BlockTransfer
+from mooncache.connectors.vllm.core.request import BlockTransfer, ShardLoad
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import ConnectorSettings
@@ -299,6 +299,11 @@ class WorkerSide:
                 report.reason,
                 waited_s=report.waited_s,
                 hidden_s=report.hidden_s,
+                by_shard={
+                    self._shard: ShardLoad(
+                        report.loaded, report.transfer_s, is_cut=report.reason is MoveFailure.TOO_SLOW
+                    )
+                },
             )
             self.stats.count("loads")
             self.stats.count("loaded_blocks", report.loaded)

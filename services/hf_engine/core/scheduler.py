@@ -88,6 +88,7 @@ class BatchScheduler:
             self.blocks.release(reversed(local))
             return False
         first = end = len(local)
+        sequence.computed = first * size
         while end < sequence.reusable_blocks and end < len(sequence.present) and sequence.present[end]:
             end += 1
         if sequence.promise_end > end:
@@ -96,7 +97,6 @@ class BatchScheduler:
             sequence.promise_end = 0  # all of it is here or in the pool
             end = first + self.blocks_to_load(sequence, end - first) if end > first else end
         sequence.blocks = local + fresh
-        sequence.computed = first * size
         sequence.load = range(first, end)
         sequence.state = State.LOADING if sequence.load else State.RUNNING
         if not sequence.preemptions:

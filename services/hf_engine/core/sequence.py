@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mooncache.client.keys import split_keys
+from mooncache.kvcache.core.break_even import Pace, Weighed
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 from mooncache.kvcache.passport import Passport
@@ -82,8 +83,14 @@ class Sequence:
     loaded_tokens: int = 0
     loaded_bytes: int = 0
     failed_blocks: int = 0
+    weighed: Weighed | None = None  # what was decided when awaited blocks were not there yet
     computed_faster: bool = False
+    spared_said: bool = False
     load_cut: bool = False
+    places: tuple[tuple[str, ...], ...] = ()  # for each key where the pool has it, as far as known
+    pace: Pace | None = None  # of the load that is under way
+    found_blocks: int = 0  # that the pool had when a load was weighed
+    reason: str = ""  # why blocks that the pool has were computed
     saved_blocks: int = 0
     unsaved: set[int] = field(default_factory=set)  # those of the saved blocks that the pool does not get
     waited_ms: float = 0.0
@@ -174,4 +181,5 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
         saved_blocks=sequence.saved_blocks,
         held_tokens=min(asked, min(sequence.unsaved, default=sequence.saved) * sequence.block_tokens),
         outcome=outcome,
+        reason=sequence.reason,
     )

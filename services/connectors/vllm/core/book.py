@@ -16,7 +16,7 @@ bad block cannot make a request go round in circles.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mooncache.connectors.vllm.core.chain import KeyChain
@@ -25,11 +25,13 @@ from mooncache.connectors.vllm.core.request import (
     BlockTransfer,
     Matched,
     RequestState,
+    ShardLoad,
     Uncached,
     report_of,
 )
+from mooncache.connectors.vllm.core.weighing import LoadWeighing
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.break_even import BreakEven, cut_reason
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
 from mooncache.kvcache.passport import Passport
@@ -62,7 +64,9 @@ class RequestBook:
         streaming: Streaming | None = None,
     ) -> None:
         self._streaming = streaming
-        self._break_even = break_even
+        self._weighing = (
+            LoadWeighing(break_even, may_cut=may_cut, shards=len(passports)) if break_even else None
+        )
         self._may_cut = may_cut
         self._passports = list(passports)
         self._block_tokens = passports[0].block_tokens if passports else 0
@@ -188,6 +192,8 @@ class RequestBook:
         if not request.asked:
             awaited = self._awaited(request)
             request.wait_until_s = now_s + request.hint.wait_s
+            if awaited and self._weighing is not None:
+                awaited = self._weighing.worth_awaiting(request, awaited, now_s)
             if awaited:
                 place = self._place(request, self._promise_end(request, awaited), now_s, memory)
                 if place is WaitPlace.STREAMED and not pool_usable:
@@ -209,10 +215,10 @@ class RequestBook:
         blocks = min(len(request.chain), KEYS_ASKED_MAX // shards)
         keys, awaited = request.chain.interleaved(blocks), min(awaited, blocks) * shards
         until_s = request.wait_until_s if awaited else request.matched_s
-        return Matched(
-            None,
-            AskPool(request.request_id, keys, awaited, until_s, request.hint.store_node if awaited else ""),
-        )
+        node, limit_s = request.hint.store_node if awaited else "", None
+        if self._weighing is not None and not awaited and not request.promise_end:
+            limit_s = self._weighing.ask_s(request, blocks)
+        return Matched(None, AskPool(request.request_id, keys, awaited, until_s, node, limit_s))
 
     def _awaited(self, request: RequestState) -> int:
         """Leading blocks that another instance is computing; 0 when none is missing here."""
@@ -229,7 +235,7 @@ class RequestBook:
         blocks = end - request.local_blocks
         if self._streaming is None or not self._may_cut or request.streams or blocks <= 0:
             return WaitPlace.OFF
-        if self._break_even is not None and not self._break_even.pays(blocks):
+        if self._weighing is not None and not self._weighing.pays(request, end):
             return WaitPlace.NO_GAIN
         return self._streaming.place(
             blocks,
@@ -259,19 +265,27 @@ class RequestBook:
     def _weighed(self, request: RequestState, found: int, now_s: float) -> Matched:
         """Which of the blocks up to `found` to load. An answer of the pool is weighed once, however often vLLM asks."""
         first, spared = request.local_blocks, 0
-        if self._break_even is not None and request.load_end is None and found > first:
-            request.load_end = first + self._break_even.blocks_to_load(found - first, now_s)
-            spared = found - request.load_end
-            if request.computed_faster:
-                spared = 0  # it was said when the pool was asked before
-            request.computed_faster = request.computed_faster or bool(spared)
+        if self._weighing is not None and request.load_end is None and found > first:
+            spared = self._weighing.weigh(request, found, now_s)
         end = found if request.load_end is None else min(found, request.load_end)
         return Matched(max(0, end - first) * self._block_tokens, spared=spared * self._block_tokens)
 
     def answered(
-        self, request_id: str, present: Sequence[bool], outcome: CacheOutcome, waited_s: float, now_s: float
+        self,
+        request_id: str,
+        present: Sequence[bool],
+        outcome: CacheOutcome,
+        waited_s: float,
+        now_s: float,
+        *,
+        places: Sequence[str] = (),
+        reason: str = "",
     ) -> None:
-        """The pool's answer to `AskPool`; `outcome` UNKNOWN when it did answer."""
+        """The pool's answer to `AskPool`; `outcome` UNKNOWN when it did answer, else `reason` may say why not.
+
+        Args:
+            places: where the keys lie that were asked for, as far as known.
+        """
         request = self._requests.get(request_id)
         if request is None or request.chain is None or not request.pending:
             return
@@ -279,6 +293,8 @@ class RequestBook:
         request.answered_s = now_s
         request.load_end = None
         request.known = bytearray(request.chain.whole(present))
+        request.places = request.chain.together(places)
+        request.reason = reason or request.reason
         request.known_as_of = self._saves
         request.waited_s += waited_s
         request.outcome = outcome
@@ -300,9 +316,7 @@ class RequestBook:
         end = first + tokens // self._block_tokens
         request.loading = (first, end)
         request.answered_s = None  # after a preemption the pool is asked anew
-        pace = None
-        if self._break_even is not None and self._may_cut:
-            pace = self._break_even.pace(end - first)
+        request.pace = pace = self._weighing.pace(request, end) if self._weighing is not None else None
         transfer = BlockTransfer(
             request_id, request.chain.packed(first, end), tuple(blocks[first:end]), pace=pace
         )
@@ -328,11 +342,13 @@ class RequestBook:
         reason: MoveFailure = MoveFailure.NONE,
         waited_s: float = 0.0,
         hidden_s: float = 0.0,
+        shards: Mapping[int, ShardLoad] | None = None,
     ) -> int:
         """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come.
 
         Args:
             seconds: of moving bytes.
+            shards: what each shard measured.
             reason: why blocks did not come. Of a load that did not keep its pace the pool has them all the same.
             waited_s: for blocks of another instance; `hidden_s` of `seconds` were within that.
         """
@@ -349,14 +365,15 @@ class RequestBook:
         request.hidden_s += hidden_s
         missing = end - first - count
         cut = reason is MoveFailure.TOO_SLOW
-        if self._break_even is not None and (cut or missing <= 0):
-            self._break_even.loaded(end - first, count, seconds)
+        if self._weighing is not None:
+            self._weighing.loaded(request, end, shards or {})
         if self._streaming is not None and missing <= 0:
             self._streaming.loaded(count, seconds)
         if missing > 0:
             request.loads_off = True
         if missing > 0 and cut:
             request.load_cut = True
+            request.reason = cut_reason(count, end - first, seconds, request.pace)
         elif missing > 0:
             if reason is MoveFailure.NOT_COME:
                 request.outcome = CacheOutcome.TIMEOUT

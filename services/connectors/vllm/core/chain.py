@@ -93,6 +93,11 @@ class KeyChain:
                 rows[number * words + word :: len(parts) * words] = column[word::words]
         return bytes(whole)
 
+    def together(self, places: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """For each block the places of its parts, from those of the keys of `interleaved`."""
+        count = len(self.shards)
+        return tuple(zip(*(places[shard::count] for shard in range(count)), strict=False))
+
     def whole(self, present: Sequence[bool]) -> bytes:
         """Which blocks are there, one byte of 0 or 1 each, from which keys of `interleaved` are there."""
         flags, count = bytes(present), len(self.shards)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mooncache.connectors.vllm.core.chain import KeyChain
-from mooncache.kvcache.core.break_even import Pace
+from mooncache.kvcache.core.break_even import Pace, Weighed
 from mooncache.kvcache.core.streaming import WaitPlace
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 
@@ -20,6 +20,7 @@ class AskPool:
     awaited: int
     deadline_s: float
     node: str = ""  # where the awaited blocks will be, when that is known
+    limit_s: float | None = None  # for the answer, if it is worth no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,15 @@ class BlockTransfer:
     is_awaited: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ShardLoad:
+    """What one shard measured of a load: blocks that came, seconds of moving them, whether it was cut as too slow."""
+
+    loaded: int
+    seconds: float
+    is_cut: bool
+
+
 class Uncached(StrEnum):
     """Why a request does not use the pool. They are labels of metrics."""
 
@@ -77,9 +87,15 @@ class RequestState:
     pending: bool = False
     known: bytearray = field(default_factory=bytearray)
     known_as_of: int = 0
+    places: tuple[tuple[str, ...], ...] = ()  # for each block where its shards' parts lie, as far as known
+    pace: Pace | None = None  # of the load that is under way
+    reason: str = ""  # why blocks that the pool has were computed
     answered_s: float | None = None
     load_end: int | None = None  # block before which loading ends, once it was weighed against computing
+    found_end: int = 0  # block before which the pool had all of them then
+    weighed: Weighed | None = None  # what was decided when awaited blocks were not there yet
     computed_faster: bool = False
+    spared_said: bool = False
     load_cut: bool = False
     loads_off: bool = False
     saves_off: bool = False
@@ -120,6 +136,7 @@ def report_of(request: RequestState, block_tokens: int) -> CacheReport:
         saved_blocks=request.saved_blocks,
         held_tokens=min(asked, min(request.unsaved, default=request.next_save) * block_tokens),
         outcome=_outcome(request, asked, hit, block_tokens),
+        reason=request.reason,
     )
 
 
