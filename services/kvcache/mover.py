@@ -440,7 +440,7 @@ class Mover:
         """Fill `stored` and `lost`. Returns the blocks that were already stored and the bytes moved."""
         job = save.job
         deadline_s = time.monotonic() + self._save_timeout_s
-        step = max(1, BATCH_BYTES // self._memory.block_bytes)
+        step = job.blocks_at_once(self._memory.block_bytes, BATCH_BYTES)
         present = moved = 0
         for at in range(0, len(job.keys), step):
             indices = list(range(at, min(at + step, len(job.keys))))

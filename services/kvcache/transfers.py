@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from mooncache.errors import (
     BackPressure,
@@ -15,6 +16,10 @@ from mooncache.errors import (
 )
 from mooncache.kvcache.core.break_even import Pace
 from mooncache.runtime import tracing
+
+AWAITED_PARTS: Final = 4
+AWAITED_PART_BYTES_MIN: Final = 1 << 20
+"""A save that another instance waits for goes in parts, so that the first are loaded while the others are saved."""
 
 
 class MoveFailure(StrEnum):
@@ -66,6 +71,13 @@ class TransferJob:
     is_awaited: bool = (
         False  # of a save: another instance waits for the blocks, and hears of those that are lost
     )
+
+    def blocks_at_once(self, block_bytes: int, bytes_max: int) -> int:
+        """How many blocks of a save go to the pool in one call."""
+        part_bytes = bytes_max
+        if self.is_awaited:
+            part_bytes = max(AWAITED_PART_BYTES_MIN, -(-len(self.keys) // AWAITED_PARTS) * block_bytes)
+        return max(1, min(bytes_max, part_bytes) // block_bytes)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import importlib
 
 from mooncache.bench import cases
 from mooncache.bench import handover as folder
-from mooncache.bench.handover import layerwise
+from mooncache.bench.handover import layerwise, waiting_calls
 from mooncache.bench.handover.command import handover
 
 
@@ -28,3 +28,13 @@ def test_a_layer_wise_save_costs_a_call_for_each_layer() -> None:
     assert all(row.met for row in calls)
     shared = next(row for name, row in rows.items() if "shared memory: requests" in name)
     assert shared.value == 2, "reserve and commit: bytes go past the node"
+
+
+def test_calls_that_come_without_a_leg_are_not_counted_for_it() -> None:
+    idle = {"master Heartbeat": 5, "master WatchMap": 1}
+    waiting = {"master Heartbeat": 6, "node wait": 1, "node exists": 1, "master WatchMap": 1}
+    assert waiting_calls.for_the_leg(idle, waiting) == {"node wait": 1, "node exists": 1}
+    polled = {"master Heartbeat": 5, "master WatchMap": 9, "node exists": 100}
+    assert waiting_calls.for_the_leg(idle, polled) == {"master WatchMap": 8, "node exists": 100}
+    rounds = [{"node wait": 1, "master WatchMap": 3}, {"node wait": 1, "node exists": 1}, {"node wait": 1}]
+    assert waiting_calls.usual(rounds) == {"node wait": 1}

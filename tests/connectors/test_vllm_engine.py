@@ -31,6 +31,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 BLOCK_TOKENS = 32
 MAX_TOKENS = 12
 LENGTHS = (100, 257, 700, 1024, 2048)
+LAYERS = 4  # of the small model
 START_S = 400.0
 
 
@@ -322,6 +323,22 @@ def test_weights_that_change_in_a_running_engine_begin_new_keys(
     assert again["reported"]["loaded_tokens"] == whole  # the blocks of these weights are still there
     first.complete(tokens)
     assert first.passport.read_text() == second.passport.read_text() == before
+
+
+def test_layers_are_saved_while_others_are_computed(servers: tuple[Server, Server], oracle: Any) -> None:
+    """The result is the same when vLLM calls no hook: only the count says that it does."""
+    first, second = servers
+    before = first.metric("mooncache_connector_hooked_layers_total")
+    tokens = prompt(8500, 200)
+    assert first.complete(tokens)["tokens"] == oracle(tokens)
+
+    def hooked() -> bool:
+        return first.metric("mooncache_connector_hooked_layers_total") - before >= LAYERS
+
+    wait_until(hooked, "a call for each layer of the step that computed the prompt")
+    assert second.metric("mooncache_connector_hooked_layers_total") == 0
+    answer = second.complete(tokens, wait_tokens=192, wait_ms=60_000)
+    assert (answer["reported"]["loaded_tokens"], answer["tokens"]) == (192, oracle(tokens))
 
 
 def test_metrics_tell_what_happened(servers: tuple[Server, Server]) -> None:

@@ -284,3 +284,19 @@ def test_a_link_goes_on_trying_until_the_pool_is_there(faulty: FaultyPool) -> No
     link.close()
     assert faulty.closed
     assert link.client() is None
+
+
+def test_a_save_that_is_awaited_goes_in_parts() -> None:
+    small, large, limit = 64 << 10, 4 << 20, 32 << 20
+
+    def at_once(blocks: int, block_bytes: int, *, is_awaited: bool) -> int:
+        keys = tuple(key(number) for number in range(blocks))
+        return mv.TransferJob("s", keys, tuple(range(blocks)), is_awaited=is_awaited).blocks_at_once(
+            block_bytes, limit
+        )
+
+    assert at_once(100, small, is_awaited=False) == 512, "as much as a call may have"
+    assert at_once(100, small, is_awaited=True) == 25, "four parts"
+    assert at_once(20, small, is_awaited=True) == 16, "no part is smaller than 1 MiB"
+    assert at_once(100, large, is_awaited=True) == 8, "and none larger than a call may be"
+    assert at_once(1, 64 << 20, is_awaited=True) == at_once(1, 64 << 20, is_awaited=False) == 1

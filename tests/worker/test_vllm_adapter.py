@@ -87,3 +87,32 @@ def test_an_engine_that_would_answer_garbage_is_not_started(
             VllmAdapter(config).command(launch(tmp_path))
     monkeypatch.setattr(vllm, "has_gpu", lambda: True)
     assert why_refused(config) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "cores", "gpu", "wanted"),
+    [
+        ({}, 2, False, "0"),
+        ({}, 64, False, None),
+        ({"OMP_NUM_THREADS": "1"}, 64, False, "0"),
+        ({"OMP_NUM_THREADS": "2"}, 2, False, None),
+        ({"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}, 2, False, "1"),
+        ({}, 2, True, None),
+    ],
+)
+def test_an_engine_of_one_thread_computes_in_the_process_of_its_scheduler(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, str],
+    cores: int,
+    gpu: bool,
+    wanted: str | None,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(vllm.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(vllm, "has_gpu", lambda: gpu)
+    env = VllmAdapter(load(env={}, overrides={})).command(launch(tmp_path)).env
+    assert env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == wanted

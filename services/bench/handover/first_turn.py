@@ -16,7 +16,7 @@ import aiohttp
 
 from mooncache.bench.serving.decisions import cache_reports, decision_of
 from mooncache.bench.serving.talk import ChatReply, ask
-from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
+from mooncache.bench.serving.turns import NO_POOL, TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import EngineKind
 from mooncache.errors import EngineFailed
@@ -24,11 +24,10 @@ from mooncache.reporting.rows import Row, bar_row
 
 _CALL_S: Final = 300.0
 _ROUNDS: Final = 5
-# Prompt tokens, and how many times the time of one engine two may take.
-_BARS: Final = {1000: 1.5, 4000: 1.2}
+# Prompt tokens, the sentences that make about so many, and how many times the time of one engine two may take.
+_LENGTHS: Final = ((1000, 43, 1.5), (4000, 166, 1.2))
 _HIDDEN_BAR: Final = 0.8
 _HIDDEN_TOKENS: Final = 4000
-_TOKENS_EACH: Final = 24
 _SETTLE_S: Final = 0.3
 _OTHER_PROMPTS: Final = 1000
 
@@ -42,8 +41,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     options = TurnsOptions(engine=EngineKind.VLLM)
     with ExitStack() as stack:
         progress("one engine: starting")
-        alone_env = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
-        alone = stack.enter_context(cluster_of(options, "alone", alone_env, prefill=0))
+        alone = stack.enter_context(cluster_of(options, "alone", NO_POOL, prefill=0))
         progress("two engines: starting")
         apart = stack.enter_context(cluster_of(options, "apart", {}, prefill=1))
         return asyncio.run(_rows(alone, apart, 1 if quick else _ROUNDS, progress))
@@ -54,13 +52,13 @@ async def _rows(
 ) -> list[Row]:
     rows: list[Row] = []
     async with aiohttp.ClientSession() as session:
-        for tokens, bar in _BARS.items():
+        for tokens, sentences, bar in _LENGTHS:
             one: list[ChatReply] = []
             two: list[ChatReply] = []
             hidden: list[float] = []
             for number in range(-1, rounds):  # the first round warms up
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")
-                text = _prompt(tokens, number)
+                text = _prompt(tokens, number, sentences)
                 first = await _served(session, alone, text)
                 second = await _served(session, apart, text)
                 if first.text != second.text:
@@ -69,7 +67,7 @@ async def _rows(
                     continue
                 one.append(first)
                 two.append(second)
-                share = await _hidden(session, apart, _prompt(tokens, number + _OTHER_PROMPTS))
+                share = await _hidden(session, apart, _prompt(tokens, number + _OTHER_PROMPTS, sentences))
                 if share is not None:
                     hidden.append(share)
             length = f"first turn, {one[0].prompt_tokens} prompt tokens"
@@ -99,10 +97,10 @@ async def _rows(
     return rows
 
 
-def _prompt(tokens: int, number: int) -> str:
-    """Text of about so many tokens that no other round has."""
+def _prompt(tokens: int, number: int, sentences: int) -> str:
+    """Text that no other round has."""
     sentence = f"Round {number} of {tokens}: " + " ".join(f"w{number + index}" for index in range(8)) + ". "
-    return sentence * max(1, tokens // _TOKENS_EACH)
+    return sentence * sentences
 
 
 def _body(text: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
@@ -29,6 +30,8 @@ from mooncache.reporting.rows import Report, Row, bar_row
 Progress = Callable[[str], None]
 TURNS = 8
 ANSWER_TOKENS = 16
+NO_POOL: Final = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
+VLLM_CACHE_OFF: Final = {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"}
 _QUESTION = "Turn {turn} of conversation {talk}. Consider number {turn}, then consider it again. "
 
 
@@ -72,19 +75,14 @@ def cluster_of(
 def run(options: TurnsOptions, progress: Progress) -> Report:
     """All three clusters, one after the other, and a report."""
     report = Report(f"turns of a conversation, engine {options.engine}")
-    no_cache = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
-    own_cache_off = (
-        {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"}
-        if options.engine == EngineKind.VLLM
-        else {}
-    )
+    own_cache_off = VLLM_CACHE_OFF if options.engine == EngineKind.VLLM else {}
     progress("no cache: starting")
-    with cluster_of(options, "nothing", {**no_cache, **own_cache_off}, 0) as cluster:
+    with cluster_of(options, "nothing", {**NO_POOL, **own_cache_off}, 0) as cluster:
         nothing = asyncio.run(_talks(cluster, options, lambda text: progress(f"no cache: {text}")))
     own: list[list[ChatReply]] | None = None
     if options.engine == EngineKind.VLLM:
         progress("own cache: starting")
-        with cluster_of(options, "own", no_cache, 0) as cluster:
+        with cluster_of(options, "own", NO_POOL, 0) as cluster:
             own = asyncio.run(_talks(cluster, options, lambda text: progress(f"own cache: {text}")))
     progress("pool: starting")
     with cluster_of(options, "pool", {}, 1) as cluster:
@@ -149,13 +147,22 @@ async def _talks(
     async with aiohttp.ClientSession() as session:
         for talk in range(options.talks + 1):
             progress(f"conversation {talk} of {options.talks}")
-            talks.append(await _talk(session, cluster, options, talk, TURNS))
+            talks.append(await conversation(session, cluster, options, talk))
     return talks[1:]
 
 
-async def _talk(
-    session: aiohttp.ClientSession, cluster: EmbeddedCluster, options: TurnsOptions, talk: int, turns: int
+async def conversation(
+    session: aiohttp.ClientSession,
+    cluster: EmbeddedCluster,
+    options: TurnsOptions,
+    talk: int,
+    turns: int = TURNS,
 ) -> list[ChatReply]:
+    """The answers of one conversation, turn by turn; no other `talk` has its prompts.
+
+    Raises:
+        Internal: a turn was not answered.
+    """
     answers: list[ChatReply] = []
     messages: list[dict[str, str]] = []
     for turn in range(turns):
@@ -186,11 +193,11 @@ async def _after_restart(
     """One conversation whose last turn meets engines that have just been started: their own caches are empty."""
     async with aiohttp.ClientSession() as session:
         talk = options.talks + 1
-        answers = await _talk(session, cluster, options, talk, TURNS - 1)
+        answers = await conversation(session, cluster, options, talk, TURNS - 1)
         await asyncio.to_thread(_restart_engines, cluster, options.start_timeout_s)
         progress("pool: engines are back")
         # Something else first: a fresh engine's very first request pays for its own warm-up.
-        await _talk(session, cluster, options, talk + 1, 2)
+        await conversation(session, cluster, options, talk + 1, 2)
         messages = []
         for turn, answer in enumerate(answers):
             messages.append(_question(options, talk, turn))

@@ -34,6 +34,10 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "saved_blocks": ("Blocks stored in the pool.", ""),
     "saved_bytes": ("Bytes stored in the pool.", ""),
+    "hooked_layers": (
+        "Layers of a step's blocks that vLLM's hook handed over while the step was computed.",
+        "",
+    ),
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),

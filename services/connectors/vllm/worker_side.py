@@ -211,6 +211,7 @@ class WorkerSide:
         """Handle vLLM's `save_kv_layer`: with `layerwise` the layer's part of the step's blocks is sent at once."""
         if self._layers is not None and orders.saves and self._orders_hold:
             self._layers.layer_done([self._job(transfer) for transfer in orders.saves], layer)
+            self.stats.count("hooked_layers")
 
     def start_saves(self, orders: StepOrders) -> None:
         """Start the step's saves, for vLLM's `wait_for_save`. Unpinned blocks are saved before it returns."""

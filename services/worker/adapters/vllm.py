@@ -140,6 +140,11 @@ class VllmAdapter(EngineAdapter):
                 # to the first cores would do just that.
                 env["OMP_NUM_THREADS"] = threads
                 env["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            if threads == "1":
+                # vLLM computes in a process of its own on CPUs, to bind its threads; scheduler and worker then wait for
+                # each other in busy loops, which take the cores from engines that compute. One thread needs no binding.
+                name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+                env[name] = os.environ.get(name, "0")
         return env
 
 
