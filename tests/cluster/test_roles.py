@@ -114,8 +114,8 @@ def test_roles_follow_the_load_while_instances_come_and_go(
     def wait_for(condition: Callable[[dict[str, dict[str, Any]]], Any], what: str) -> Any:
         return wait_until(lambda: condition(instances()), lambda: f"{what}: {instances()}", every_s=0.2)
 
-    cluster.start(180)
     try:
+        cluster.start(180)
         # Of equally idle ones the first would change: an operator says that it stays.
         assert run(["instance", "role", "prefill-1", "prefill", *where]) == 0
         engines = {row["instance_id"]: row["engine_pid"] for row in cluster.describe_instances()}

@@ -30,6 +30,7 @@ _BAR: Final = 1.15
 _START_S: Final = 300.0
 _CALL_S: Final = 120.0
 _AT_ONCE: Final = 16
+_ONE_BY_ONE: Final = 8
 _PLACES: Final = 4
 _PROMPT_WORDS: Final = 900
 _ANSWER_TOKENS: Final = 200
@@ -144,25 +145,17 @@ async def _calibrated(cluster: EmbeddedCluster) -> _Arrivals:
     """Rates and promises for this machine."""
     key = demo_key(cluster)
     async with aiohttp.ClientSession() as session:
-        alone = await _served(session, cluster, key, _prompt("alone"))
-        alone = await _served(session, cluster, key, _prompt("alone again"))
-        prompt_s = await _each_s(session, cluster, key, _prompt)
-        answer_s = await _each_s(session, cluster, key, _answer)
-    # Two engines compute prompts, one makes answers.
-    return _Arrivals(2 * prompt_s / _LOAD, answer_s / _LOAD, _TTFT_TIMES * alone.ttft_s)
-
-
-async def _each_s(
-    session: aiohttp.ClientSession,
-    cluster: EmbeddedCluster,
-    key: str,
-    make: Callable[[str], dict[str, Any]],
-) -> float:
-    """Seconds for one of many that come at once: what the engines can do, not how long one takes."""
-    began_s = time.perf_counter()
-    bodies = [make(f"calibrate{number}") for number in range(_AT_ONCE)]
-    await asyncio.gather(*(_served(session, cluster, key, body) for body in bodies))
-    return (time.perf_counter() - began_s) / _AT_ONCE
+        await _served(session, cluster, key, _prompt("first"))
+        # One after the other: so many one engine can compute, however many processors the others have.
+        alone = [await _served(session, cluster, key, _prompt(f"alone{at}")) for at in range(_ONE_BY_ONE)]
+        prompt_s = statistics.median(reply.total_s for reply in alone)
+        ttft_s = statistics.median(reply.ttft_s for reply in alone)
+        # Many at once: one engine generates, in a full batch.
+        began_s = time.perf_counter()
+        bodies = [_answer(f"calibrate{at}") for at in range(_AT_ONCE)]
+        await asyncio.gather(*(_served(session, cluster, key, body) for body in bodies))
+        answer_s = (time.perf_counter() - began_s) / _AT_ONCE
+    return _Arrivals(prompt_s / _LOAD, answer_s / _LOAD, _TTFT_TIMES * ttft_s)
 
 
 async def _served(
