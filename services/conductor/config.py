@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mooncache.conductor.core.decisions import SchedulerSettings
+from mooncache.conductor.core.policy.roles import PLANS_EVERY
 from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.config import ConductorSection
 
@@ -23,7 +24,12 @@ EXPIRE_INTERVAL_S: Final = 0.25
 REMEMBER_INTERVAL_S: Final = 0.05
 CHECK_INTERVAL_S: Final = 30.0
 POOL_RETRY_S: Final = 1.0
-REBALANCE_INTERVAL_S: Final = 15.0  # a lasting change of load moves roles after two plans
+# A running engine does the work of either role without a start, and others find its blocks in the pool: it is missing
+# for as long as what is under way there takes to end.
+ROLE_SWITCH_S: Final = 4.0
+REBALANCE_INTERVAL_S: Final = (
+    PLANS_EVERY * ROLE_SWITCH_S
+)  # a lasting change of load moves roles after two plans
 REPLICATE_INTERVAL_S: Final = 2.0
 JOBS_MAX: Final = 1024  # prompts that wait to be explained or remembered
 JOB_BYTES_MAX: Final = 256 << 20

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, settings_of
+from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, ROLE_SWITCH_S, settings_of
 from mooncache.conductor.core.decisions import Decision, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
@@ -72,7 +72,7 @@ class ConductorState:
         # Versions grow over restarts too, so that a watcher of the former process is answered at once.
         first_version = max(1, int(clock.wall_s() * 1e3))
         self.core = Scheduler(settings_of(config.conductor), rng, make_index, first_version=first_version)
-        self.roles = RoleKeeper(config.conductor.tbt_slo_s)
+        self.roles = RoleKeeper(config.conductor.tbt_slo_s, ROLE_SWITCH_S)
         self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
         self.instruments = ConductorMetrics(metrics)
         self.give_up_calls = GiveUpCalls(pool, self.instruments)

@@ -33,7 +33,7 @@ class Duties:
 
     def __init__(self, world: World, failures: FailureInjector) -> None:
         self.world, self.failures = world, failures
-        self._planner = RolePlanner()
+        self._planner = RolePlanner(world.cluster.roles.switch_s)
         self._demand = PrefixDemand()
         self._chains: dict[int, list[int]] = {}  # key of a prefix -> its blocks
         self._copying: set[tuple[int, int]] = set()  # (key, row) under way

@@ -111,7 +111,7 @@ def test_roles_follow_the_load_and_come_back_late() -> None:
     world.pass_time(400.0, prompts_per_s=0.0)
     back = [at_s for at_s, _, role in world.moves if role == "decode"]
     assert back, "nobody came back to generate"
-    assert min(back) - first >= roles.TURN_BACK_S
+    assert min(back) - first >= roles.TURN_BACK * roles.SWITCH_S
     assert world.count("prefill") >= 1
 
 

@@ -296,6 +296,33 @@ def test_roles_follow_a_lasting_load_and_do_not_go_to_and_fro() -> None:
     assert roles_after(RolePlanner(), busy, 9.0, 0.0, 9) == [], "nobody has anything to give"
 
 
+def test_answers_that_wait_for_a_place_need_instances_whatever_a_step_takes() -> None:
+    idle = (Row("p0"), Row("p1"))
+    few = Row("d", role="decode", sequences=12.0, sequences_max=4.0)
+    assert set(roles_after(RolePlanner(), (*idle, few), 0.1, 0.0, 3)) == {DECODE}
+    assert roles_after(RolePlanner(), (*idle, few.but(sequences_max=0.0)), 0.1, 0.0, 3) == [], "no limit"
+    assert roles_after(RolePlanner(), (*idle, few.but(sequences_max=16.0)), 0.1, 0.0, 3) == [], "all fit"
+    queued = (Row("p0", queue_prompts=6), Row("p1", queue_prompts=5))
+    assert roles_after(RolePlanner(), (*queued, few), 0.1, 0.0, 3) == [], "their prompts are not computed yet"
+
+
+def test_what_a_switch_costs_says_how_long_a_load_has_to_last() -> None:
+    rows = (*(Row(f"p{i}") for i in range(4)), *(Row(f"d{i}", role="decode", sequences=1) for i in range(4)))
+    crowd = tuple(row.but(sequences=150.0) if row.role == "decode" else row for row in rows)
+
+    def back_after_s(switch_s: float) -> float:
+        planner = RolePlanner(switch_s)
+        assert {switch.role for switch in planner.plan(fleet(*crowd), 0.0, 0.1, 0.0)} == {DECODE}
+        for now_s in range(1, 1000):
+            found = planner.plan(fleet(*rows), 5.0 * now_s, 0.1, float(now_s))
+            if found:
+                assert {switch.role for switch in found} == {PREFILL}
+                return float(now_s)
+        raise AssertionError("prompts queue and no instance helps")
+
+    assert roles.TURN_BACK * 4.0 <= back_after_s(4.0) < roles.TURN_BACK * 20.0 <= back_after_s(20.0)
+
+
 def test_when_both_sides_lack_the_slower_one_gets_more() -> None:
     prefill = tuple(Row(f"p{i}", queue_s=60.0) for i in range(6))
     full = tuple(Row(f"d{i}", role="decode", sequences=340.0) for i in range(2))

@@ -1,8 +1,11 @@
-"""The load flips from long prompts to long answers: goodput with roles that follow it over fixed roles.
+"""The load flips from long prompts to long answers, and back: goodput with roles that follow it over fixed roles.
 
-Three small engines, one for prompts and two for answers. First come more long prompts than one engine can compute, then
-short prompts with long answers. Both clusters get the same requests at the same times; a request counts when all of its
-tokens came within what is promised. Rates and promises are set from what one engine of this machine does.
+Three small engines, one thread each, so that one of them is one processor's work; two for prompts and one for answers,
+which is right for the load that comes first. Long prompts come for a while that two engines can compute and one cannot,
+then short prompts with long answers that need two engines as well. An engine has few places, so answers that find none
+wait. Both clusters get the same requests at the same times; a request counts when its first token came within what is
+promised and the others followed. Rates and promises are set from what engines of this machine do, once for both. Of
+several such rounds in one run each figure is the median.
 """
 
 from __future__ import annotations
@@ -27,16 +30,17 @@ _BAR: Final = 1.15
 _START_S: Final = 300.0
 _CALL_S: Final = 120.0
 _AT_ONCE: Final = 16
+_ONE_BY_ONE: Final = 8
+_PLACES: Final = 4
 _PROMPT_WORDS: Final = 900
 _ANSWER_TOKENS: Final = 200
-# Of what one engine computes: more than one can do, less than two.
+# Of what one engine does: more than one can do, less than two.
 _LOAD: Final = 1.4
 # In times of what a prompt takes alone: enough for a short queue.
 _TTFT_TIMES: Final = 10.0
 _TBT_S: Final = 0.5
-# Roles change at the second plan, and not back within two minutes.
-_PHASE_S: Final = 150.0
-_QUICK_PHASE_S: Final = 60.0
+_PHASE_S: Final = 40.0
+_ROUNDS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,60 +52,72 @@ class _Arrivals:
     ttft_s: float
 
 
+_Round = tuple[list[ChatReply], list[ChatReply]]
+
+
 def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """Goodput of both clusters, and the requests that were lost.
 
     Raises:
         EngineFailed: a request of the calibration was not served.
     """
-    phase_s = _QUICK_PHASE_S if quick else _PHASE_S
+    rounds = 1 if quick else _ROUNDS
     pace: _Arrivals | None = None
-    replies: dict[bool, tuple[list[ChatReply], list[ChatReply]]] = {}
+    replies: dict[bool, list[_Round]] = {}
     for follow in (False, True):
         name = "roles follow the load" if follow else "fixed roles"
         progress(f"{name}: starting three engines")
         env = {
             "MOONCACHE_CONDUCTOR_REBALANCE_ROLES": str(follow).lower(),
+            "MOONCACHE_HF_BATCH_MAX": str(_PLACES),
             "OMP_NUM_THREADS": "1",
         }
         options = TurnsOptions(engine=EngineKind.HF, start_timeout_s=_START_S)
-        with cluster_of(options, "roles", env, prefill=1, decode=2) as cluster:
+        with cluster_of(options, "roles", env, prefill=2, decode=1) as cluster:
             if pace is None:
-                progress("what one engine does")
+                progress("what the engines do")
                 pace = asyncio.run(_calibrated(cluster))
-            progress(f"{name}: {2 * phase_s:.0f} s of requests")
-            replies[follow] = asyncio.run(_phases(cluster, pace, phase_s))
+            replies[follow] = []
+            for number in range(rounds):
+                progress(f"{name}: round {number + 1} of {rounds}, {2 * _PHASE_S:.0f} s of requests")
+                replies[follow].append(asyncio.run(_phases(cluster, pace, number)))
     assert pace is not None, "the first cluster set it"
-    return _rows(replies, pace, phase_s)
+    return _rows(replies, pace)
 
 
-def _rows(
-    replies: dict[bool, tuple[list[ChatReply], list[ChatReply]]], pace: _Arrivals, phase_s: float
-) -> list[Row]:
-    good = {
-        follow: [sum(_kept(reply, pace) for reply in phase) / phase_s for phase in phases]
-        for follow, phases in replies.items()
-    }
-    lost = sum(bool(reply.error) for phases in replies.values() for phase in phases for reply in phase)
-    fixed, following = sum(good[False]) / 2, sum(good[True]) / 2
-    return [
+def _rows(replies: dict[bool, list[_Round]], pace: _Arrivals) -> list[Row]:
+    rows = [
         Row("long prompts that come", 1 / pace.prompt_every_s, "1/s"),
         Row("long answers that come", 1 / pace.answer_every_s, "1/s"),
-        Row("goodput, fixed roles, long prompts", good[False][0], "1/s"),
-        Row("goodput, fixed roles, long answers", good[False][1], "1/s"),
-        Row("goodput, roles follow the load, long prompts", good[True][0], "1/s"),
-        Row("goodput, roles follow the load, long answers", good[True][1], "1/s"),
-        Row("goodput, fixed roles", fixed, "1/s"),
+        Row("promised time to the first token", pace.ttft_s, "s"),
+    ]
+    whole: dict[bool, float] = {}
+    for follow, name in ((False, "fixed roles"), (True, "roles follow the load")):
+        good = [[_goodput(phase, pace) for phase in phases] for phases in replies[follow]]
+        for number, load in enumerate(("long prompts", "long answers")):
+            middle = statistics.median(phases[number] for phases in good)
+            rows.append(Row(f"goodput, {name}, {load}", middle, "1/s"))
+        whole[follow] = statistics.median(statistics.fmean(phases) for phases in good)
+    lost = sum(
+        bool(reply.error) for rounds in replies.values() for one in rounds for phase in one for reply in phase
+    )
+    return [
+        *rows,
+        Row("goodput, fixed roles", whole[False], "1/s"),
         bar_row(
             "goodput, roles follow the load",
-            following,
+            whole[True],
             "1/s",
             against="goodput, fixed roles",
-            reference=fixed,
+            reference=whole[False],
             at_least=_BAR,
         ),
         bar_row("requests lost", float(lost), "", at_most=0.0),
     ]
+
+
+def _goodput(replies: list[ChatReply], pace: _Arrivals) -> float:
+    return sum(_kept(reply, pace) for reply in replies) / _PHASE_S
 
 
 def _kept(reply: ChatReply, pace: _Arrivals) -> bool:
@@ -129,25 +145,17 @@ async def _calibrated(cluster: EmbeddedCluster) -> _Arrivals:
     """Rates and promises for this machine."""
     key = demo_key(cluster)
     async with aiohttp.ClientSession() as session:
-        alone = await _served(session, cluster, key, _prompt("alone"))
-        alone = await _served(session, cluster, key, _prompt("alone again"))
-        prompt_s = await _each_s(session, cluster, key, _prompt)
-        answer_s = await _each_s(session, cluster, key, _answer)
-    # One engine computes prompts, two make answers.
-    return _Arrivals(prompt_s / _LOAD, 2 * answer_s / _LOAD, _TTFT_TIMES * alone.ttft_s)
-
-
-async def _each_s(
-    session: aiohttp.ClientSession,
-    cluster: EmbeddedCluster,
-    key: str,
-    make: Callable[[str], dict[str, Any]],
-) -> float:
-    """Seconds for one of many that come at once: what the engines can do, not how long one takes."""
-    began_s = time.perf_counter()
-    bodies = [make(f"calibrate{number}") for number in range(_AT_ONCE)]
-    await asyncio.gather(*(_served(session, cluster, key, body) for body in bodies))
-    return (time.perf_counter() - began_s) / _AT_ONCE
+        await _served(session, cluster, key, _prompt("first"))
+        # One after the other: so many one engine can compute, however many processors the others have.
+        alone = [await _served(session, cluster, key, _prompt(f"alone{at}")) for at in range(_ONE_BY_ONE)]
+        prompt_s = statistics.median(reply.total_s for reply in alone)
+        ttft_s = statistics.median(reply.ttft_s for reply in alone)
+        # Many at once: one engine generates, in a full batch.
+        began_s = time.perf_counter()
+        bodies = [_answer(f"calibrate{at}") for at in range(_AT_ONCE)]
+        await asyncio.gather(*(_served(session, cluster, key, body) for body in bodies))
+        answer_s = (time.perf_counter() - began_s) / _AT_ONCE
+    return _Arrivals(prompt_s / _LOAD, answer_s / _LOAD, _TTFT_TIMES * ttft_s)
 
 
 async def _served(
@@ -159,22 +167,20 @@ async def _served(
     return reply
 
 
-async def _phases(
-    cluster: EmbeddedCluster, pace: _Arrivals, phase_s: float
-) -> tuple[list[ChatReply], list[ChatReply]]:
+async def _phases(cluster: EmbeddedCluster, pace: _Arrivals, number: int) -> _Round:
     key = demo_key(cluster)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def phase(bodies: Sequence[dict[str, Any]], every_s: float) -> list[ChatReply]:
             calls = []
             began_s = time.perf_counter()
-            for number, body in enumerate(bodies):
-                await asyncio.sleep(max(0.0, began_s + number * every_s - time.perf_counter()))
+            for at, body in enumerate(bodies):
+                await asyncio.sleep(max(0.0, began_s + at * every_s - time.perf_counter()))
                 url = cluster.layout.gateway_url
                 calls.append(asyncio.ensure_future(ask(session, url, key, body, _CALL_S)))
             return await asyncio.gather(*calls)
 
-        prompts = [_prompt(f"word{number}") for number in range(int(phase_s / pace.prompt_every_s))]
+        prompts = [_prompt(f"word{number}-{at}") for at in range(int(_PHASE_S / pace.prompt_every_s))]
         first = await phase(prompts, pace.prompt_every_s)
-        answers = [_answer(f"reader {number}") for number in range(int(phase_s / pace.answer_every_s))]
+        answers = [_answer(f"reader {number}-{at}") for at in range(int(_PHASE_S / pace.answer_every_s))]
         return first, await phase(answers, pace.answer_every_s)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mooncache.conductor.core.models import ServedModel
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, ROLE_NAMES
-from mooncache.conductor.core.policy.roles import RolePlanner
+from mooncache.conductor.core.policy.roles import SWITCH_S, RolePlanner
 from mooncache.conductor.core.registry import Registry
 from mooncache.kvcache.instance_role import InstanceRole
 
@@ -23,8 +23,9 @@ from mooncache.kvcache.instance_role import InstanceRole
 class RoleKeeper:
     """Turns planned role switches into commands for named instances."""
 
-    def __init__(self, tbt_slo_s: float) -> None:
-        self._tbt_slo_s = tbt_slo_s
+    def __init__(self, tbt_slo_s: float, switch_s: float = SWITCH_S) -> None:
+        """switch_s: how long an instance that changes its role is missing on both sides."""
+        self._tbt_slo_s, self._switch_s = tbt_slo_s, switch_s
         self._planners: dict[str, RolePlanner] = {}
 
     def needs(self, model: str) -> tuple[float, float]:
@@ -40,7 +41,7 @@ class RoleKeeper:
         self, model: ServedModel, registry: Registry, pinned: AbstractSet[str], now_s: float
     ) -> list[tuple[str, InstanceRole]]:
         """(instance, role) for each that should change now, none most of the time. Call at even intervals."""
-        planner = self._planners.setdefault(model.name, RolePlanner())
+        planner = self._planners.setdefault(model.name, RolePlanner(self._switch_s))
         group, _ = model.group(0, registry)
         fleet = model.book.view(now_s)
         able = fleet.ready & fleet.pool & (fleet.group == group)

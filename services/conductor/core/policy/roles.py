@@ -3,11 +3,13 @@
 Mooncake (FAST'25, section 4.4) keeps the ratio fixed, watches both pools and switches roles on lasting changes; no
 algorithm is published. Here both sides are measured in instances: prompts need as many as the seconds of computing
 that arrive each second (at a target use, and to work off what is queued), generating needs as many as keep the batch
-within a share of the promised time between tokens and the KV within a share of the memory. The side that lacks takes
-from the side that has more than it needs. When both lack, requests are refused or late whatever is done, and what
-counts is the slower side: then the split is taken at which both sides, used to the full, carry most of what arrives.
+within a share of the promised time between tokens, the KV within a share of the memory, and the sequences within a
+share of the places of the batches. The side that lacks takes from the side that has more than it needs. When both
+lack, requests are refused or late whatever is done, and what counts is the slower side: then the split is taken at
+which both sides, used to the full, carry most of what arrives.
 Against going to and fro: needs are smoothed, they have to last for some plans, a switch the other way has to wait, and
-the giver keeps a reserve.
+the giver keeps a reserve. How long all that takes follows from what a switch costs: an instance that works again
+within seconds may follow a load that one with a restart of 20 seconds has to ignore.
 """
 
 from __future__ import annotations
@@ -19,18 +21,23 @@ from typing import NamedTuple
 import numpy as np
 
 from mooncache.conductor.core.policy.fleet import DECODE, PREFILL, Fleet
-from mooncache.conductor.core.policy.types import Ints
+from mooncache.conductor.core.policy.types import Bools, Ints
 
-FOLLOWS_IN_S = 60.0  # time constant of the smoothing
+# In times of what a switch takes.
+FOLLOWS_IN = 3.0  # time constant of the smoothing
+TURN_BACK = 6.0
+BLIND = 3.0  # at first caches fill, and answers that ended were short ones
+BACKLOG_WITHIN = 3.0  # in which queued prompts should be worked off
+PLANS_EVERY = 0.75
+SWITCH_S = 20.0  # from drained to ready in the new role, where an engine has to start for it
+SWITCH_LEAST_S = 1.0
 PROMPT_USE = 0.75  # of a prefill instance's time that is planned for
-BACKLOG_WITHIN_S = 60.0  # in which queued prompts should be worked off
 TOKEN_TIME = 0.45  # share of the promised time between tokens that is planned for
 MEMORY_USE = 0.85
+PLACES_USE = 0.85
 RESERVE = 0.25  # instances of its need that a giver keeps on top
 LASTS_PLANS = 2
 URGENT = 1.3  # times what there is: not waited for
-TURN_BACK_S = 120.0
-BLIND_S = 60.0  # in the first minute caches fill, and answers that ended were short ones
 NO_SIDE = -1
 AT_ONCE_MAX = 0.5  # share of the givers that may leave in one plan
 FULL_TOKEN_TIME = 0.8  # share of the promised time between tokens that is planned for when both sides lack
@@ -57,7 +64,11 @@ class Needs:
 class RolePlanner:
     """Plans switches; call `plan` at even intervals. Keeps only what smoothing and hysteresis need."""
 
-    def __init__(self) -> None:
+    def __init__(self, switch_s: float = SWITCH_S) -> None:
+        """switch_s: how long an instance that changes its role is missing on both sides."""
+        switch_s = max(SWITCH_LEAST_S, switch_s)
+        self._follows_in_s, self._blind_s = FOLLOWS_IN * switch_s, BLIND * switch_s
+        self._turn_back_s, self._backlog_within_s = TURN_BACK * switch_s, BACKLOG_WITHIN * switch_s
         self._before: tuple[float, float, float] | None = (
             None  # now_s, what had arrived of computing and generating
         )
@@ -86,7 +97,7 @@ class RolePlanner:
         if side == NO_SIDE or (self._wanted[1] < LASTS_PLANS and not urgent):
             return ()
         last_side, last_s = self._last
-        if side != last_side and now_s - last_s < TURN_BACK_S:
+        if side != last_side and now_s - last_s < self._turn_back_s:
             return ()
         giver = DECODE if side == PREFILL else PREFILL
         number = min(number, max(1, int(AT_ONCE_MAX * counts[giver])))
@@ -101,8 +112,8 @@ class RolePlanner:
             passed_s = now_s - self._before[0]
             rate = max(0.0, arrived_s - self._before[1]) / passed_s
             self._passed_s += passed_s
-            # The first minute counts evenly, so that a conductor that just began is not blind.
-            weight = max(1.0 - math.exp(-passed_s / FOLLOWS_IN_S), min(1.0, passed_s / self._passed_s))
+            # The first time counts evenly, so that a conductor that just began is not blind.
+            weight = max(1.0 - math.exp(-passed_s / self._follows_in_s), min(1.0, passed_s / self._passed_s))
             self._rate += (rate - self._rate) * weight
             rate = max(0.0, generating_s - self._before[2]) / passed_s
             self._generating_rate += (rate - self._generating_rate) * weight
@@ -111,7 +122,7 @@ class RolePlanner:
     def _needs(self, fleet: Fleet, tbt_slo_s: float) -> Needs:
         computing = fleet.ready & (fleet.role == PREFILL)
         queued_s = float(np.sum(fleet.queue_s[computing]))
-        prefill = self._rate / PROMPT_USE + queued_s / BACKLOG_WITHIN_S
+        prefill = self._rate / PROMPT_USE + queued_s / self._backlog_within_s
         generating = fleet.ready & (fleet.role == DECODE)
         sequences = float(np.sum(fleet.sequences[generating]))
         kv_tokens = float(np.sum(fleet.kv_tokens[generating]))
@@ -125,14 +136,27 @@ class RolePlanner:
         capacity = float(np.mean(fleet.kv_capacity_tokens[generating]))
         if capacity > 0:
             decode = max(decode, kv_tokens / (MEMORY_USE * capacity))
-        if self._passed_s < BLIND_S:
+        full = _full_batches(fleet, computing, generating)
+        decode = max(decode, full / PLACES_USE)
+        if self._passed_s < self._blind_s:
             return Needs(prefill, decode)
         full_s = max(FULL_TOKEN_TIME * tbt_slo_s, base_s + 1e-3)
         batch_s = float(np.sum(fleet.batch_sequences[generating] * fleet.decode_per_sequence_s[generating]))
         batch_s += float(np.sum(fleet.batch_kv_tokens[generating] * fleet.decode_per_token_s[generating]))
-        return Needs(
-            prefill, decode, self._rate, max(batch_s, self._generating_rate * full_s) / (full_s - base_s)
-        )
+        least = max(batch_s, self._generating_rate * full_s) / (full_s - base_s)
+        return Needs(prefill, decode, self._rate, max(least, full))
+
+
+def _full_batches(fleet: Fleet, computing: Bools, generating: Bools) -> float:
+    """How many batches the sequences fill that generate or wait for a place only; 0 where places have no limit.
+
+    A sequence whose prompt queues at a prefill instance takes no place yet.
+    """
+    places = float(np.mean(fleet.sequences_max[generating]))
+    if places <= 0:
+        return 0.0
+    queued = float(np.sum(fleet.queue_prompts[computing]))
+    return max(0.0, float(np.sum(fleet.sequences[generating])) - queued) / places
 
 
 def split(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
