@@ -84,6 +84,7 @@ _EXPERTS: Final = frozenset(
         "worker.restart_count_max",
         "hf.prefill_chunk_tokens",
         "connector.load_threads",
+        "connector.registered_bytes_max",
         "connector.load_timeout_s",
         "connector.save_timeout_s",
         "connector.save_queue_bytes_max",

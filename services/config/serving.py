@@ -224,6 +224,8 @@ class ConnectorSection(Section):
     """Bytes that may wait to be saved; further blocks are counted, not saved."""
     load_threads: int = Field(default=2, ge=1, le=64)
     """Threads that load blocks."""
+    registered_bytes_max: SizeBytes = Field(default=256 << 30, ge=0)
+    """KV memory up to this size is registered with RDMA devices, so that blocks need no copy; 0: never."""
     break_even: bool = False
     """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow."""
     stream: Literal["auto", "on", "off"] = "auto"

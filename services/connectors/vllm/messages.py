@@ -55,6 +55,7 @@ class LoadEnd:
     shards: int = 1
     waited_s: float = 0.0  # for blocks of another instance
     hidden_s: float = 0.0  # of `seconds`, within that wait
+    staged_bytes: int = 0  # of `loaded_bytes`
 
 
 @dataclass
@@ -98,6 +99,7 @@ def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
         a.shards + b.shards,
         max(a.waited_s, b.waited_s),
         min(a.hidden_s, b.hidden_s),
+        a.staged_bytes + b.staged_bytes,
     )
 
 

@@ -370,6 +370,7 @@ class SchedulerSide:
                 reason=load.reason,
                 waited_s=load.waited_s,
                 hidden_s=load.hidden_s,
+                staged_bytes=load.staged_bytes,
             )
             if load.waited_s:
                 self.stats.seen("wait_seconds", load.waited_s)

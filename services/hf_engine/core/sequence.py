@@ -81,6 +81,7 @@ class Sequence:
     local_tokens: int = 0
     loaded_tokens: int = 0
     loaded_bytes: int = 0
+    staged_bytes: int = 0
     failed_blocks: int = 0
     computed_faster: bool = False
     load_cut: bool = False
@@ -167,6 +168,7 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
         local_tokens=sequence.local_tokens,
         loaded_tokens=sequence.loaded_tokens,
         loaded_bytes=sequence.loaded_bytes,
+        staged_bytes=sequence.staged_bytes,
         waited_ms=round(sequence.waited_ms, 3),
         load_ms=round(sequence.load_ms, 3),
         hidden_ms=round(sequence.hidden_ms, 3),

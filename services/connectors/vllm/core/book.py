@@ -328,6 +328,7 @@ class RequestBook:
         reason: MoveFailure = MoveFailure.NONE,
         waited_s: float = 0.0,
         hidden_s: float = 0.0,
+        staged_bytes: int = 0,
     ) -> int:
         """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come.
 
@@ -335,6 +336,7 @@ class RequestBook:
             seconds: of moving bytes.
             reason: why blocks did not come. Of a load that did not keep its pace the pool has them all the same.
             waited_s: for blocks of another instance; `hidden_s` of `seconds` were within that.
+            staged_bytes: of `size_bytes`, those that passed through staging memory.
         """
         request = self._requests.get(request_id)
         if request is None or request.loading is None:
@@ -344,6 +346,7 @@ class RequestBook:
         if not request.running:
             request.loaded_tokens += count * self._block_tokens
         request.loaded_bytes += size_bytes
+        request.staged_bytes += staged_bytes
         request.load_s += seconds
         request.waited_s += waited_s
         request.hidden_s += hidden_s
