@@ -219,6 +219,14 @@ class CancelToken:
     @property
     def cancelled(self) -> bool: ...
 
+class StagedTally:
+    """Bytes that passed through staging memory of the client."""
+
+    def __init__(self) -> None: ...
+
+    @property
+    def bytes(self) -> int: ...
+
 def place(key: object, nodes: list, host_id: str, count: int) -> list[int]:
     """Positions of the nodes for a block, best first."""
 
@@ -235,12 +243,12 @@ class Client:
     @property
     def map_epoch(self) -> int: ...
 
-    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None) -> list[tuple[int, int | None]]:
+    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None, tally: StagedTally | None = None) -> list[tuple[int, int | None]]:
         """
         -> [(code, node_index)]; prefer_node: the first copy goes there when the node takes new blocks
         """
 
-    def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
+    def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None, tally: StagedTally | None = None) -> list[tuple[int, int, int | None]]:
         """-> [(code, size_bytes, node_index)]"""
 
     def get_bytes(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[bytes | int]:
@@ -326,6 +334,11 @@ class ReceivedBlock:
 class Registration:
     """A buffer that devices may use in place, until close()."""
 
+    def attach(self) -> None:
+        """
+        Hand it to the devices now, to stay so until close(); raises why they cannot use it.
+        """
+
     def close(self) -> None:
         """
         Twice is harmless; a call that uses the buffer keeps it registered until it ends.
@@ -377,7 +390,7 @@ class ReservationBatch:
     Space for blocks of one size, filled range by range. Calls answer a code for each block.
     """
 
-    def write(self, offset: int, sources: object, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
+    def write(self, offset: int, sources: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, tally: StagedTally | None = None) -> list[int]:
         """
         For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> codes
         """

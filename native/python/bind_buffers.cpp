@@ -42,6 +42,11 @@ class BufferRegistration {
   ~BufferRegistration() { close(); }
 
   size_t size() const { return memory_.size; }
+  void attach() {
+    check(without_gil([&] {
+      return listed_ ? client_().attach_buffer(memory_) : Status{Code::kClosed, "it is closed"};
+    }));
+  }
   void close() {
     if (!std::exchange(listed_, false)) return;  // the first to close it gives the export back, not before
     {
@@ -120,6 +125,8 @@ void bind_buffers(nb::module_& m, nb::class_<Client>& client) {
   nb::class_<BufferRegistration>(m, "Registration", "A buffer that devices may use in place, until close().")
       .def("close", &BufferRegistration::close,
            "Twice is harmless; a call that uses the buffer keeps it registered until it ends.")
+      .def("attach", &BufferRegistration::attach,
+           "Hand it to the devices now, to stay so until close(); raises why they cannot use it.")
       .def_prop_ro("size_bytes", &BufferRegistration::size);
   client.def(
       "register_buffer",

@@ -192,10 +192,12 @@ NamedCounts values_dict(const NamedValues& values) {
 }
 
 PutAnswers put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t replicas, double timeout_s,
-               const CancelToken* cancel, std::optional<uint32_t> node, std::optional<uint32_t> prefer_node) {
+               const CancelToken* cancel, std::optional<uint32_t> node, std::optional<uint32_t> prefer_node,
+               StagedTally* tally) {
   const auto keys = to_keys(keys_in);
   CallOptions options = to_options(timeout_s, cancel, node);
   options.prefer_node = prefer_node;
+  if (tally != nullptr) options.staged_bytes = &tally->bytes;
   Batch<ConstSlice> batch(sources, keys.size(), false, "sources");
   std::vector<PutBlock> blocks(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) blocks[i] = {keys[i], batch.of(i)};
@@ -205,9 +207,11 @@ PutAnswers put(Client& client, nb::handle keys_in, nb::handle sources, uint32_t 
 }
 
 GetAnswers get(Client& client, nb::handle keys_in, nb::handle destinations, double timeout_s,
-               const CancelToken* cancel, nb::object offsets, std::optional<uint32_t> node) {
+               const CancelToken* cancel, nb::object offsets, std::optional<uint32_t> node,
+               StagedTally* tally) {
   const auto keys = to_keys(keys_in);
-  const CallOptions options = to_options(timeout_s, cancel, node);
+  CallOptions options = to_options(timeout_s, cancel, node);
+  if (tally != nullptr) options.staged_bytes = &tally->bytes;
   Batch<Slice> batch(destinations, keys.size(), true, "destinations");
   GetOptions how;
   std::vector<GetBlock> blocks(keys.size());
@@ -404,11 +408,12 @@ void bind_control(nb::class_<Client>& c) {
 void bind_blocks(nb::class_<Client>& c) {
   const auto cancel = nb::arg("cancel").none() = nb::none();
   const auto node = nb::arg("node").none() = nb::none();
+  const auto tally = nb::arg("tally").none() = nb::none();
   c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
-        nb::arg("timeout_s") = 30.0, cancel, node, nb::arg("prefer_node").none() = nb::none(),
+        nb::arg("timeout_s") = 30.0, cancel, node, nb::arg("prefer_node").none() = nb::none(), tally,
         "-> [(code, node_index)]; prefer_node: the first copy goes there when the node takes new blocks");
   c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
-        nb::arg("offsets").none() = nb::none(), node, "-> [(code, size_bytes, node_index)]");
+        nb::arg("offsets").none() = nb::none(), node, tally, "-> [(code, size_bytes, node_index)]");
   c.def(
       "get_bytes",
       [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token,
@@ -462,6 +467,9 @@ void bind_client(nb::module_& m) {
       .def(nb::init<>())
       .def("cancel", &CancelToken::cancel)
       .def_prop_ro("cancelled", &CancelToken::cancelled);
+  nb::class_<StagedTally>(m, "StagedTally", "Bytes that passed through staging memory of the client.")
+      .def(nb::init<>())
+      .def_prop_ro("bytes", [](const StagedTally& tally) { return tally.bytes.load(); });
   m.def(
       "place",
       [](nb::handle key, const nb::list& nodes, const std::string& host_id, size_t count) -> Positions {

@@ -58,8 +58,9 @@ Codes to_list(std::span<const Code> codes) {
 
 // For each block of the batch a buffer, or a list of them, which may be empty.
 Codes write_batch(ReservationBatch& batch, uint64_t offset, nb::handle sources_in, double timeout_s,
-                  const CancelToken* cancel) {
-  const CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+                  const CancelToken* cancel, StagedTally* tally) {
+  CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+  if (tally != nullptr) options.staged_bytes = &tally->bytes;
   const Batch<ConstSlice> sources(sources_in, batch.size(), false, "sources");
   std::vector<std::span<const ConstSlice>> parts;
   for (size_t i = 0; i < batch.size(); ++i) parts.push_back(sources.of(i));
@@ -75,6 +76,7 @@ void bind_reservation_batch(nb::module_& m) {
       m, "ReservationBatch",
       "Space for blocks of one size, filled range by range. Calls answer a code for each block.")
       .def("write", &write_batch, nb::arg("offset"), nb::arg("sources"), timeout, cancel,
+           nb::arg("tally").none() = nb::none(),
            "For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> "
            "codes")
       .def(

@@ -28,6 +28,11 @@ auto interruptible(Work work) {
   return result;
 }
 
+// What calls count for their caller (CallOptions::staged_bytes).
+struct StagedTally {
+  std::atomic<uint64_t> bytes{0};
+};
+
 // What Python gets, as the stub declares it. A node is None where no node answered.
 using NodeIndex = std::optional<uint32_t>;
 // (code, node) of each block.

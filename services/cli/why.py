@@ -322,8 +322,18 @@ def _cache(leg: dict[str, Any], field: str) -> str:
     reason = f"; {cache['reason']}" if cache.get("reason") else ""
     return (
         f" ({outcome}: {cache['local_tokens']} own, {cache['loaded_tokens']} loaded "
-        f"in {cache['load_ms']:.1f} ms, waited {cache['waited_ms']:.1f} ms{reason})"
+        f"in {cache['load_ms']:.1f} ms{_path(cache)}, waited {cache['waited_ms']:.1f} ms{reason})"
     )
+
+
+def _path(cache: dict[str, Any]) -> str:
+    """How the bytes came into the engine's memory."""
+    loaded, staged = cache.get("loaded_bytes", 0), cache.get("staged_bytes", 0)
+    if not loaded:
+        return ""
+    if not staged:
+        return " in place"
+    return " staged" if staged >= loaded else f" ({staged / loaded:.0%} staged, the rest in place)"
 
 
 def _timeline(record: dict[str, Any]) -> None:

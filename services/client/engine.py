@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mooncache._native import StagedTally
 from mooncache.client import buffers as buf
 from mooncache.client import results as res
 from mooncache.client.device import (
@@ -181,8 +182,7 @@ class ClientCore:
             return res.PutResult(())
         core = self._core()
         preferred = None if prefer_node is None else self._view.node_index(prefer_node)
-
-        limit_s = self._timeout(timeout_s)
+        limit_s, tally = self._timeout(timeout_s), StagedTally()
         if in_device(sources):
 
             def direct(positions: Sequence[int], slices: Slices, left_s: float) -> list[PutAnswer]:
@@ -195,11 +195,12 @@ class ClientCore:
 
             answer = self._direct.put(core, sources, limit_s, direct, staged)
         else:
-            answer = call_native(core.put, block_keys, sources, replicas, limit_s, cancel, node, preferred)
+            also = (cancel, node, preferred, tally)
+            answer = call_native(core.put, block_keys, sources, replicas, limit_s, *also)
         created = tuple(code == OK for code, _ in answer)
         codes = tuple(OK if code == AlreadyExists.code else code for code, _ in answer)
         names = tuple(self._view.node_name(index) for _, index in answer)
-        return res.PutResult(codes, created, names)
+        return res.PutResult(codes, created, names, staged_bytes=tally.bytes)
 
     def get_many_into(
         self,
@@ -221,7 +222,7 @@ class ClientCore:
             raise InvalidArgument(f"As many offsets as keys are needed; got {len(offsets)}.")
         if not block_keys:
             return res.GetResult(())
-        limit_s = self._timeout(timeout_s)
+        limit_s, tally = self._timeout(timeout_s), StagedTally()
         ranges = (
             None if offsets is None else [check_count("offset", offset, 0, 1 << 62) for offset in offsets]
         )
@@ -241,11 +242,12 @@ class ClientCore:
                 self._core(), targets, limit_s, direct if ranges is None else None, staged
             )
         else:
-            answer = self._get_located(block_keys, targets, limit_s, cancel, ranges)
+            answer = self._get_located(block_keys, targets, limit_s, cancel, ranges, tally)
         return res.GetResult(
             tuple(code for code, _, _ in answer),
             tuple(size if code == OK else 0 for code, size, _ in answer),
             tuple(self._view.node_name(index) if code == OK else "" for code, _, index in answer),
+            staged_bytes=tally.bytes,
         )
 
     def _get_located(
@@ -255,13 +257,14 @@ class ClientCore:
         limit_s: float,
         cancel: CancelToken | None,
         ranges: list[int] | None,
+        tally: StagedTally | None = None,
     ) -> list[GetAnswer]:
         core = self._core()
 
         def ask(positions: Sequence[int], left_s: float) -> list[GetAnswer]:
             keys, parts = [block_keys[i] for i in positions], [targets[i] for i in positions]
             part = None if ranges is None else [ranges[i] for i in positions]
-            return call_native(core.get, keys, parts, left_s, cancel, part)
+            return call_native(core.get, keys, parts, left_s, cancel, part, None, tally)
 
         return self._located(block_keys, limit_s, ask, lambda item: item[0] == NotFound.code)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from mooncache.client.native_call import call_native
+
 if TYPE_CHECKING:
     from mooncache._native import Registration
 
@@ -24,6 +26,17 @@ class RegisteredBuffer:
     def size_bytes(self) -> int:
         """Size of the buffer."""
         return int(self._native.size_bytes)
+
+    def attach(self) -> None:
+        """Hand it to this machine's RDMA devices now, to stay so until `close()`, beside the client's limits.
+
+        Without this call it is registered when a device can use it first, and may make room for other buffers.
+
+        Raises:
+            TransportUnavailable: the devices cannot use it, and why; its bytes are staged.
+            Closed: the buffer, or its client, is closed.
+        """
+        call_native(self._native.attach)
 
     def close(self) -> None:
         """Let go of the buffer; twice is harmless. A call that still uses it is not disturbed."""

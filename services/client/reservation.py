@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from mooncache._native import StagedTally
 from mooncache.client.buffers import Buffer, to_host_source
 from mooncache.client.native_call import call_native
 from mooncache.client.results import BatchResult, ClusterView, PutResult
@@ -169,9 +170,9 @@ class _BatchCore:
         if len(values) != len(self):
             raise InvalidArgument(f"As many values as blocks are needed; got {len(values)} for {len(self)}.")
         sources = [() if value is None else to_host_source(value) for value in values]
-        return BatchResult(
-            tuple(call_native(self._native.write, offset, sources, timeout_s or self._timeout_s))
-        )
+        limit_s, tally = timeout_s or self._timeout_s, StagedTally()
+        codes = call_native(self._native.write, offset, sources, limit_s, None, tally)
+        return BatchResult(tuple(codes), staged_bytes=tally.bytes)
 
     def _commit(self, timeout_s: float | None) -> PutResult:
         found = call_native(self._native.commit, timeout_s or self._timeout_s)

@@ -21,6 +21,9 @@ class BatchResult:
     """Outcome of a batch: `codes[i]` is the stable code of key i (0 means done)."""
 
     codes: tuple[int, ...]
+    staged_bytes: int = field(default=0, kw_only=True)
+    """Of the bytes that moved between host memory and nodes, those that passed through staging memory, because RDMA
+    devices cannot use them where they lie. All others went straight between that memory and the transport."""
 
     def __len__(self) -> int:
         return len(self.codes)

@@ -208,6 +208,7 @@ def _cache_of(message: pb.CacheReport) -> CacheReport:
         local_tokens=_count(message.local_tokens),
         loaded_tokens=_count(message.loaded_tokens),
         loaded_bytes=_count(message.loaded_bytes),
+        staged_bytes=min(_count(message.staged_bytes), _count(message.loaded_bytes)),
         waited_ms=_within(message.waited_ms, _MS_MAX),
         load_ms=_within(message.load_ms, _MS_MAX),
         hidden_ms=_within(message.hidden_ms, _MS_MAX),

@@ -79,6 +79,7 @@ _EXPERTS: Final = frozenset(
         "gateway.capture_block_tokens",
         "hf.prefill_chunk_tokens",
         "connector.load_threads",
+        "connector.registered_bytes_max",
         "connector.load_timeout_s",
         "connector.save_timeout_s",
         "connector.save_queue_bytes_max",

@@ -219,6 +219,8 @@ class ConnectorSection(Section):
     break_even: bool = True
     """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow. Without it
     everything that the pool has is loaded."""
+    registered_bytes_max: SizeBytes = Field(default=256 << 30, ge=0)
+    """KV memory up to this size is registered with RDMA devices, so that blocks need no copy; 0: never."""
     stream: Literal["auto", "on", "off"] = "auto"
     """Load blocks as another instance computes them: always, never, or where it gains and memory is free."""
     layerwise: bool = False

@@ -349,12 +349,13 @@ class Engine:
             sequence.reason = cut_reason(report.loaded, len(report.blocks), report.transfer_s, sequence.pace)
             self.metrics.break_even_tokens.labels(CacheOutcome.LOAD_CUT).inc(missing * sequence.block_tokens)
         self.runner.memory.clear(report.blocks[report.loaded :])
-        self.metrics.loaded(failed, report.loaded_bytes, report.transfer_s)
+        self.metrics.loaded(failed, report)
         self.scheduler.loaded(sequence, report.loaded)
         tokens = report.loaded * sequence.block_tokens
         if not sequence.preemptions:
             sequence.loaded_tokens += tokens
             sequence.loaded_bytes += report.loaded_bytes
+            sequence.staged_bytes += report.staged_bytes
             self.metrics.pool_hits.inc(tokens)
         sequence.failed_blocks += failed
         sequence.load_ms += report.transfer_s * 1000
@@ -424,6 +425,7 @@ class Engine:
         lost = set(numbers) - {numbers[position] for position in report.stored}
         sequence.saved_blocks -= len(lost)
         sequence.unsaved |= lost
+        self.metrics.saved(report)
         self.metrics.saves.labels("stored").inc(len(report.stored))
         self.metrics.saves.labels("failed").inc(len(lost))
 

@@ -85,9 +85,15 @@ class StagedBlocks:
         raw: one row of bytes for each block.
     """
 
+    is_staged = True
+
     def __init__(self, raw: Tensor) -> None:
         self._raw = raw
         self.block_count, self.block_bytes = raw.shape
+
+    def buffers(self) -> tuple[memoryview, ...]:
+        """None: each batch has memory of its own."""
+        return ()
 
     def fence(self) -> None:
         """The copies themselves begin behind the model's work."""

@@ -11,6 +11,7 @@ mooncache_hf_prefix_cache_queries_total      counter    prompt tokens that were 
 mooncache_hf_prefix_cache_hits_total         counter    prompt tokens found in the own cache
 mooncache_hf_pool_hits_total                 counter    prompt tokens loaded from the pool
 mooncache_hf_pool_loaded_bytes_total, _pool_load_seconds, _pool_load_failed_blocks_total
+mooncache_hf_pool_load_path_bytes_total{path}, _pool_save_path_bytes_total{path}: in place, or staged
 mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
 mooncache_hf_awaiting_requests_total{place}  counter    that awaited blocks: streamed, or why before the load
 mooncache_hf_break_even_tokens_total{reason} counter    tokens that the pool had, computed because loading was slower
@@ -21,6 +22,10 @@ mooncache_hf_kv_blocks_pinned                gauge      blocks held by saves und
 
 from __future__ import annotations
 
+from prometheus_client import Counter
+
+from mooncache.kvcache.in_place import PATH_TEXT, Path
+from mooncache.kvcache.transfers import LoadReport, SaveReport
 from mooncache.runtime.metrics import Metrics
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -48,6 +53,9 @@ class HfMetrics:
         self.local_hits = make.counter("prefix_cache_hits", "Prompt tokens found in the engine's own cache.")
         self.pool_hits = make.counter("pool_hits", "Prompt tokens loaded from the pool.")
         self._load_bytes = make.counter("pool_loaded_bytes", "Bytes loaded from the pool.")
+        path = ("path",)
+        self._load_path_bytes = make.counter("pool_load_path_bytes", PATH_TEXT.format("loaded from"), path)
+        self._save_path_bytes = make.counter("pool_save_path_bytes", PATH_TEXT.format("stored in"), path)
         self._load_failed = make.counter("pool_load_failed_blocks", "Blocks that could not be loaded.")
         self._load_seconds = make.histogram("pool_load_seconds", "Time to move the blocks of one request.")
         self.lookups = make.counter("pool_lookups", "Lookups by outcome.", ("outcome",))
@@ -67,10 +75,20 @@ class HfMetrics:
         self.finished = make.counter("requests_finished", "Sequences by how they ended.", ("reason",))
         self.steps = make.counter("steps", "Forward passes.")
 
-    def loaded(self, failed: int, size_bytes: int, elapsed_s: float) -> None:
+    def loaded(self, failed: int, report: LoadReport) -> None:
         """One load is over."""
-        self._load_bytes.inc(size_bytes)
+        self._load_bytes.inc(report.loaded_bytes)
+        _by_path(self._load_path_bytes, report.loaded_bytes, report.staged_bytes)
         self._load_failed.inc(failed)
-        self._load_seconds.observe(elapsed_s)
+        self._load_seconds.observe(report.transfer_s)
         if failed:
             self.pool_errors.labels("load", "INCOMPLETE").inc()
+
+    def saved(self, report: SaveReport) -> None:
+        """One save is over."""
+        _by_path(self._save_path_bytes, report.saved_bytes, report.staged_bytes)
+
+
+def _by_path(counter: Counter, moved_bytes: int, staged_bytes: int) -> None:
+    counter.labels(Path.IN_PLACE).inc(moved_bytes - staged_bytes)
+    counter.labels(Path.STAGED).inc(staged_bytes)

@@ -59,6 +59,8 @@ class GpuBlocks:
         record: records an event behind what the engine's stream has, and returns it with its CUDA handle.
     """
 
+    is_staged = True
+
     def __init__(
         self,
         layers: Sequence[Ranges],
@@ -76,6 +78,10 @@ class GpuBlocks:
         self._record = record
         self._stagers = Stagers(slots=1)
         self._turn = itertools.count()
+
+    def buffers(self) -> tuple[memoryview, ...]:
+        """None: pinned buffers come and go with the threads that use them."""
+        return ()
 
     def fence(self) -> GpuFence | None:
         """An event behind everything that the engine has enqueued so far."""

@@ -58,6 +58,7 @@ class _StepSave:
     deadline_s: float = 0.0
     begun: bool = False
     written: set[int] = field(default_factory=set)
+    staged_bytes: int = 0
     batch: ReservationBatch | None = None
     reserved: list[tuple[_JobSave, int]] = field(default_factory=list)
     """The blocks to be written, as in `blocks`; in `batch` they have the same positions."""
@@ -274,6 +275,7 @@ class LayerSaver:
         except MooncacheError as error:
             self._give_up(step, reason_of(error.code))
         else:
+            step.staged_bytes += result.staged_bytes
             self._note(step, result.codes)
 
     def _commit(self, step: _StepSave) -> None:
@@ -303,8 +305,11 @@ class LayerSaver:
                 self._open.pop(save.job.name, None)
                 self._bytes -= save.size_bytes
             self._lock.notify_all()
+        moved = sum(save.moved for save in step.saves)
         for save in step.saves:
             stored = tuple(sorted(save.stored))
+            # What a call staged is counted of all its blocks together: each save has its share.
+            staged = min(step.staged_bytes, moved) * save.moved // max(moved, 1)
             self._report(
-                SaveReport(save.job.name, stored, save.present, save.moved, seconds, dict(save.lost))
+                SaveReport(save.job.name, stored, save.present, save.moved, seconds, dict(save.lost), staged)
             )

@@ -89,6 +89,7 @@ class CacheReport:
     local_tokens: int = 0  # those of them from the engine's own cache
     loaded_tokens: int = 0  # those of them from the pool
     loaded_bytes: int = 0
+    staged_bytes: int = 0  # those of them that passed through staging memory; the others went in place
     waited_ms: float = 0.0
     load_ms: float = 0.0  # of moving bytes
     hidden_ms: float = (

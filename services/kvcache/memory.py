@@ -31,6 +31,11 @@ class BlockMemory(Protocol):
 
     block_bytes: int
     block_count: int
+    is_staged: bool
+    """Blocks pass through memory of its own between the engine's and the client."""
+
+    def buffers(self) -> Sequence[memoryview]:
+        """The host memory in which blocks are read and written, for as long as this lives: worth registering."""
 
     def fence(self) -> Fence | None:
         """Called on the engine's thread: what has to be waited for before the blocks may be read, or written."""
@@ -48,6 +53,12 @@ class BlockMemory(Protocol):
         Raises:
             InDoubt: on leaving; a copy into the blocks may still be under way.
         """
+
+
+def staged_of(memory: BlockMemory, staged_bytes: int, blocks: int) -> int:
+    """Of so many blocks that moved, the bytes that were staged: by the client, or all of them by the memory itself."""
+    moved_bytes = blocks * memory.block_bytes
+    return moved_bytes if memory.is_staged else min(staged_bytes, moved_bytes)
 
 
 class InDoubt(Exception):  # noqa: N818  (a state, and never the caller's: the mover of blocks waits for its end)
@@ -130,14 +141,30 @@ class Region:
         return memoryview(array).cast("B")
 
 
+def united(regions: Sequence[Region]) -> list[Region]:
+    """The same bytes in regions that do not overlap: layers may be parts of one allocation."""
+    found: list[Region] = []
+    for region in sorted(regions, key=lambda one: one.address):
+        last = found[-1] if found else None
+        if last is not None and region.address < last.address + last.size_bytes:
+            end = max(last.address + last.size_bytes, region.address + region.size_bytes)
+            found[-1] = Region(last.address, end - last.address, (last.owner, region.owner))
+        else:
+            found.append(region)
+    return found
+
+
 class HostMemory:
     """KV memory in this process' address space: views on it, no copy."""
+
+    is_staged = False
 
     def __init__(self, layers: Sequence[tuple[LayerLayout, Region]], block_count: int) -> None:
         """`layers`: layout and memory of each, in the order in which a block stores them."""
         if not layers:
             raise InvalidArgument("an engine without layers has no KV blocks")
         self.block_count = block_count
+        self._regions = [region for _, region in layers]
         self._layers: list[tuple[memoryview, int, list[tuple[int, int]]]] = []
         self.layer_bytes: list[int] = []
         for layout, region in layers:
@@ -149,6 +176,10 @@ class HostMemory:
             self._layers.append((region.view(), step, segments))
             self.layer_bytes.append(sum(length for _, length in segments))
         self.block_bytes = sum(self.layer_bytes)
+
+    def buffers(self) -> list[memoryview]:
+        """All memory in which layers have their blocks."""
+        return [region.view() for region in united(self._regions)]
 
     def layer_slices(self, layer: int, block: int) -> list[memoryview]:
         """One layer's ranges of one block."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from mooncache.client.results import WatchState
 from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, Internal, MooncacheError
 from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES
-from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt
+from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt, staged_of
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.kvcache.streams import Stream
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob, reason_of
@@ -42,8 +42,6 @@ STREAMS_MAX = 256
 _LOOK_TIMEOUT_S = 1.0
 _IS_THERE = -1  # instead of a code: the pool had the block
 _TIMEOUT_MIN_S = 1e-3
-
-
 LOAD_THREADS = 2  # one loads while the other copies
 SAVE_THREADS = 1
 
@@ -70,6 +68,7 @@ class _Load:
     loaded: int = 0
     cancelled: bool = False
     moving_s: float = 0.0  # of a stream so far
+    staged_bytes: int = 0
     stream: Stream | None = None
 
 
@@ -79,6 +78,7 @@ class _Save:
     fence: Fence | None
     started_s: float
     size_bytes: int
+    staged_bytes: int = 0
 
 
 class Mover:
@@ -284,6 +284,7 @@ class Mover:
             load.loaded * self._memory.block_bytes,
             now_s - load.started_s,
             reason,
+            staged_bytes=staged_of(self._memory, load.staged_bytes, load.loaded),
         )
         with self._lock:
             if stream is not None:
@@ -361,7 +362,7 @@ class Mover:
                 return MoveFailure.ABSENT
             stop = min(end, at + blocks)
             part = TransferJob(job.name, job.keys[at:stop], job.blocks[at:stop])
-            came, reason = self._load_batch(client, part, load.fence, due_s, deadline_s)
+            came, reason = self._load_batch(client, part, load, due_s, deadline_s)
             load.loaded += came
             if reason:
                 return reason
@@ -370,14 +371,13 @@ class Mover:
         return MoveFailure.CANCELLED if load.cancelled and end < len(job.keys) else MoveFailure.NONE
 
     def _load_batch(
-        self, client: PoolClient, part: TransferJob, fence: Fence | None, due_s: float, deadline_s: float
+        self, client: PoolClient, part: TransferJob, load: _Load, due_s: float, deadline_s: float
     ) -> tuple[int, MoveFailure]:
         """Blocks of the part that came, and why not more. The pool has until `due_s`, a device until `deadline_s`."""
-        keys, blocks = part.keys, part.blocks
         try:
-            with self._memory.writing(blocks, fence, deadline_s) as places:
+            with self._memory.writing(part.blocks, load.fence, deadline_s) as places:
                 timeout_s = max(due_s - time.monotonic(), _TIMEOUT_MIN_S)
-                result = client.get_many_into(list(keys), places, timeout_s=timeout_s)
+                result = client.get_many_into(list(part.keys), places, timeout_s=timeout_s)
         except InDoubt as doubt:
             doubt.wait(self._ending)
             return 0, reason_of(doubt.error.code)
@@ -387,6 +387,7 @@ class Mover:
             self._link.failed(Call.LOAD, error)
             return 0, reason_of(_code_of(error))
         self._link.succeeded()
+        load.staged_bytes += result.staged_bytes
         for index, code in enumerate(result.codes):
             if code == DeadlineExceeded.code and _is_cut(due_s, deadline_s):
                 return index, MoveFailure.TOO_SLOW
@@ -394,7 +395,7 @@ class Mover:
                 return index, reason_of(code)
             if result.sizes_bytes[index] != self._memory.block_bytes:
                 return index, MoveFailure.WRONG_SIZE
-        return len(keys), MoveFailure.NONE
+        return len(part.keys), MoveFailure.NONE
 
     # --- saves -----------------------------------------------------------------------------------------------
 
@@ -430,6 +431,7 @@ class Mover:
     ) -> None:
         seconds = time.monotonic() - save.started_s
         report = SaveReport(save.job.name, tuple(stored), present, moved, seconds, lost)
+        report.staged_bytes = staged_of(self._memory, save.staged_bytes, len(stored) - present)
         with self._lock:
             self._save_bytes -= save.size_bytes
             self._save_reports.append(report)
@@ -490,6 +492,7 @@ class Mover:
                     left_s = max(deadline_s - time.monotonic(), _TIMEOUT_MIN_S)
                     keys = [job.keys[i] for i in wanted]
                     result = client.put_many(keys, values, prefer_node=job.node or None, timeout_s=left_s)
+                save.staged_bytes += result.staged_bytes
                 nodes = result.node_ids if job.node else ("",) * len(wanted)
                 ends.update(zip(wanted, zip(result.codes, nodes, strict=True), strict=True))
         except Exception as error:  # noqa: BLE001  (as above)

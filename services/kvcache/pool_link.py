@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mooncache.client.reservation import ReservationBatch
     from mooncache.client.results import BlockStat, GetResult, MatchResult, NodeView, PutResult
     from mooncache.client.watch import BlockWatch
+    from mooncache.kvcache.in_place import Registered
 
 _log = get_logger(__name__)
 GIVE_UP_TIMEOUT_S: Final = 1.0
@@ -88,6 +89,8 @@ class PoolClient(Protocol):
         self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float | None = None
     ) -> int: ...
 
+    def register_buffer(self, buffer: Buffer) -> Registered: ...
+
     def nodes(self) -> Sequence[NodeView]: ...
 
     def stats(self) -> dict[str, int]: ...
@@ -131,6 +134,7 @@ class PoolLink:
     Args:
         connect: makes a client or raises; it runs on the link's own thread.
         on_failure: called on the thread whose call failed; it must not wait.
+        prepare: called with the client before anyone else gets it, on the link's thread.
     """
 
     def __init__(
@@ -141,11 +145,13 @@ class PoolLink:
         pause_max_s: float = 10.0,
         breaker: Breaker | None = None,
         on_failure: OnFailure | None = None,
+        prepare: Callable[[PoolClient], None] | None = None,
     ) -> None:
         self._connect = connect
         self._backoff = Backoff(random.Random(), pause_first_s, pause_max_s)
         self._breaker = breaker or Breaker()
         self._on_failure = on_failure
+        self._prepare = prepare
         self._lock = threading.Lock()
         self._client: PoolClient | None = None
         self._closed = threading.Event()
@@ -227,6 +233,8 @@ class PoolLink:
                     logged = True
                 self._closed.wait(self._backoff.next_s())
                 continue
+            if self._prepare is not None:
+                self._prepare(client)
             with self._lock:
                 if not self._closed.is_set():
                     self._client = client

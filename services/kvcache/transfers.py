@@ -92,6 +92,7 @@ class LoadReport:
     reason: MoveFailure = MoveFailure.NONE  # why not every block came
     waited_s: float = 0.0  # for blocks that another instance computed
     hidden_s: float = 0.0  # of the transfer, within that wait
+    staged_bytes: int = 0  # of `loaded_bytes`, those that passed through staging memory
 
     @property
     def transfer_s(self) -> float:
@@ -109,3 +110,4 @@ class SaveReport:
     saved_bytes: int
     seconds: float
     lost: dict[MoveFailure, int] = field(default_factory=dict)
+    staged_bytes: int = 0  # of `saved_bytes`, those that passed through staging memory

@@ -75,3 +75,10 @@ def real_link(cluster: EmbeddedCluster) -> Iterator[PoolLink]:
     assert link.connected.wait(WAIT_S)
     yield link
     link.close()
+
+
+@pytest.fixture
+def real_client(cluster: EmbeddedCluster) -> Iterator[mooncache.Client]:
+    """A client of the real pool, of its own."""
+    with mooncache.connect(**cluster.client_settings()) as client:
+        yield client

@@ -73,8 +73,19 @@ def test_devices_use_registered_and_lent_memory_in_place(vm: MakeMachine) -> Non
     leaves the memory alone, although no device is told to let go of single requests.
     """
     lent = ("BlocksOf*", "SmallBlocks*", "Registered*", "MemoryMapped*", "MoreBuffers*", "ACancelledGet*")
-    chosen = ":".join(("Book.*", *(f"Lending.{name}" for name in lent)))
-    assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE)) == 11
+    scattered = ("BlocksGo*", "ATensorThat*", "Layers*")
+    book = "Book.*:-Book.WhatCannotBeAttached*"
+    chosen = ":".join(
+        (*(f"Lending.{name}" for name in lent), *(f"Scattered.{name}" for name in scattered), book)
+    )
+    assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE)) == 16
+
+
+def test_a_layer_of_many_blocks_is_written_in_one_call(vm: MakeMachine) -> None:
+    """Reservations of many blocks (decision 0021), by their writer's device."""
+    chosen = "RdmaReservations.RangesGo*:RdmaReservations.ALayerOf*:RdmaReservations.ARegistered*"
+    crossed = CROSSED.format(rails="va0 va1", bytes=1_000_000)
+    assert passed(suite(vm(net="wire", rails=2), "test_client", chosen, ON_THE_WIRE, crossed)) == 3
 
 
 def test_packet_loss_costs_time_and_no_byte(vm: MakeMachine) -> None:

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -152,6 +153,9 @@ struct CallOptions {
   // may be moved through host memory. No processor touches them. What was enqueued on the device before is
   // waited for.
   bool device_memory = false;
+  // put, get and writes into reservations add to it: bytes that passed through staging memory of the client,
+  // because a device cannot use the caller's memory as it is. All others went between it and the transport.
+  std::atomic<uint64_t>* staged_bytes = nullptr;
 };
 
 // ---- items and answers
@@ -373,6 +377,10 @@ class Client {
   // How calls reach that memory, as far as one has tried: "mlx5_0:1 by dma-buf; mlx5_1:1 not at all, because
   // …", or "staged, because …". Empty: none has.
   std::string gpu_direct(const std::shared_ptr<GpuDevice>& gpu) const;
+  // Hands a buffer that is listed to the devices of RDMA now, and keeps it so until unregister_buffer(),
+  // beside the limits of ClientConfig: no other buffer takes its place. TRANSPORT_UNAVAILABLE and why: they
+  // cannot use it, and its bytes are staged. NOT_FOUND: it is not listed.
+  Status attach_buffer(Slice memory);
   // NOT_FOUND when it is not registered. Works on a closed client too.
   Status unregister_buffer(Slice memory);
   // For GetOptions::allocate. Null when the pool has no such room left.

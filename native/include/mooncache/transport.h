@@ -115,7 +115,9 @@ struct Transfer {
   RemoteExtent remote;
   uint64_t offset = 0;           // inside the extent; the length is the sum of the slices
   std::span<const Slice> local;  // valid until the completion was polled; a WRITE only reads them
-  RegionHandle region = 0;
+  RegionHandle region = 0;       // in which all slices lie
+  // Else the region of each slice (of an empty one: any). Only submit() looks at them.
+  std::span<const RegionHandle> regions{};
   bool wants_crc = true;  // false: a link may leave the checksum out. Only for measurements of the wire
 };
 

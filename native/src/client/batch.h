@@ -32,6 +32,7 @@ struct GetBatch {
   DeviceCall* device = nullptr;  // null: host memory
   // With GetOptions::allocate, per block: its size once a node said it, 0 before.
   std::span<uint64_t> known_bytes;
+  std::atomic<uint64_t>* staged_bytes = nullptr;  // as in CallOptions
 
   uint64_t capacity(uint32_t item) const;
   void set_outcome(uint32_t item, Code code, uint64_t size, const Node& node) const;
@@ -46,7 +47,8 @@ struct PutBatch {
   Counters* counters = nullptr;
   const ClientConfig* config = nullptr;
   BufferBook* buffers = nullptr;
-  DeviceCall* device = nullptr;  // null: host memory
+  DeviceCall* device = nullptr;                   // null: host memory
+  std::atomic<uint64_t>* staged_bytes = nullptr;  // as in CallOptions
 
   uint32_t wait_ms() const;
 };

@@ -22,8 +22,8 @@ BufferBook::BufferBook(std::shared_ptr<RdmaAccess> rdma, Limits limits, Counters
     : rdma_(std::move(rdma)), limits_(limits), counters_(counters) {}
 
 BufferBook::~BufferBook() {
-  for (auto& [address, buffer] : buffers_) {
-    if (buffer.state == State::kReady) drop(buffer);
+  for (auto found = buffers_.begin(); found != buffers_.end(); ++found) {
+    if (found->second.state == State::kReady) drop(found);
   }
 }
 
@@ -67,7 +67,7 @@ Status BufferBook::remove(Slice memory) {
     return found == buffers_.end() || found->second.state != State::kMaking;
   });
   if (found == buffers_.end()) return Status::ok();  // added and removed once more meanwhile
-  if (found->second.state == State::kReady) drop(found->second);
+  if (found->second.state == State::kReady) drop(found);
   if (found->second.owners == 0) {
     device = std::move(found->second.device);
     buffers_.erase(found);
@@ -75,29 +75,28 @@ Status BufferBook::remove(Slice memory) {
   return Status::ok();
 }
 
-// The buffer that holds all slices; end() when there is none.
-BufferBook::Buffers::iterator BufferBook::find(std::span<const Slice> slices) {
-  auto holder = buffers_.end();
-  for (const Slice& slice : slices) {
-    if (slice.size == 0) continue;
-    if (holder == buffers_.end()) {
-      holder = buffers_.upper_bound(address_of(slice));
-      if (holder == buffers_.begin()) return buffers_.end();
-      --holder;
-    }
-    const uintptr_t at = address_of(slice);
-    const Buffer& buffer = holder->second;
-    if (at < holder->first || at - holder->first > buffer.size ||
-        slice.size > buffer.size - (at - holder->first) || buffer.owners == 0)
-      return buffers_.end();
-  }
-  return holder;
+// The buffer that holds all of it; end() when there is none.
+BufferBook::Buffers::iterator BufferBook::find(const Slice& slice) {
+  auto holder = buffers_.upper_bound(address_of(slice));
+  if (holder == buffers_.begin()) return buffers_.end();
+  --holder;
+  const uintptr_t at = address_of(slice) - holder->first;
+  const Buffer& buffer = holder->second;
+  const bool holds = buffer.owners > 0 && at <= buffer.size && slice.size <= buffer.size - at;
+  return holds ? holder : buffers_.end();
 }
 
 std::shared_ptr<DeviceSums> BufferBook::device_of(std::span<const Slice> slices) {
   const std::lock_guard lock(mutex_);
-  const auto found = find(slices);
-  return found == buffers_.end() ? nullptr : found->second.device;
+  std::shared_ptr<DeviceSums> device;
+  for (const Slice& slice : slices) {
+    if (slice.size == 0) continue;
+    const auto found = find(slice);
+    if (found == buffers_.end() || (device && found->second.device != device)) return nullptr;
+    device = found->second.device;
+    if (!device) return nullptr;
+  }
+  return device;
 }
 
 std::shared_ptr<DeviceSums> BufferBook::device(const std::shared_ptr<GpuDevice>& gpu) {
@@ -131,13 +130,29 @@ Result<RegionHandle> BufferBook::register_memory(RdmaTransport& transport, Slice
   return made;
 }
 
-RegionHandle BufferBook::registration_of(std::span<const Slice> slices, const DeviceSums* device) {
+bool BufferBook::registrations_of(std::span<const Slice> slices, const DeviceSums* device,
+                                  std::vector<RegionHandle>& handles) {
+  handles.clear();
   std::unique_lock lock(mutex_);
-  const auto found = find(slices);
-  if (found == buffers_.end() || found->second.device.get() != device) return 0;
+  for (const Slice& slice : slices) {
+    if (slice.size == 0) {
+      handles.push_back(0);
+      continue;
+    }
+    const auto found = find(slice);
+    if (found == buffers_.end() || found->second.device.get() != device) return false;
+    const RegionHandle handle = registration(lock, found);
+    if (handle == 0) return false;
+    handles.push_back(handle);
+  }
+  return !handles.empty();
+}
+
+// 0: it cannot be used now.
+RegionHandle BufferBook::registration(std::unique_lock<std::mutex>& lock, Buffers::iterator found) {
   Buffer& buffer = found->second;
   if (buffer.state == State::kReady) {
-    recent_.splice(recent_.begin(), recent_, buffer.at);
+    if (!buffer.attached) recent_.splice(recent_.begin(), recent_, buffer.at);
     return buffer.handle;
   }
   const uint64_t now_ms = steady_ms();
@@ -154,13 +169,20 @@ RegionHandle BufferBook::registration_of(std::span<const Slice> slices, const De
     }
     return 0;
   }
+  (void)make(lock, found, *transport);
+  // who waits in remove() drops it in a moment: it must not be used now
+  return buffer.owners > 0 && buffer.state == State::kReady ? buffer.handle : 0;
+}
+
+// The lock is open while the devices are at it.
+Status BufferBook::make(std::unique_lock<std::mutex>& lock, Buffers::iterator found,
+                        RdmaTransport& transport) {
+  Buffer& buffer = found->second;
   buffer.state = State::kMaking;
-  recent_.push_front(found->first);
-  buffer.at = recent_.begin();
-  registered_bytes_ += buffer.size;
+  count(found, true);
   const Slice memory{reinterpret_cast<std::byte*>(found->first), buffer.size};
   lock.unlock();
-  const auto made = register_memory(*transport, memory, buffer.device.get());  // gigabytes take a while
+  const auto made = register_memory(transport, memory, buffer.device.get());  // gigabytes take a while
   lock.lock();
   if (made) {
     buffer.state = State::kReady;
@@ -168,15 +190,56 @@ RegionHandle BufferBook::registration_of(std::span<const Slice> slices, const De
     counters_.add(Counter::kRegistrations);
   } else {
     buffer.state = State::kIdle;
-    buffer.refused_until_ms = now_ms + kRefusedPauseMs;
-    recent_.erase(buffer.at);
-    registered_bytes_ -= buffer.size;
+    buffer.refused_until_ms = steady_ms() + kRefusedPauseMs;
+    count(found, false);
     counters_.add(Counter::kRegistrationFailures);
   }
-  // who waits in remove() drops it in a moment: it must not be used now
-  const RegionHandle handle = buffer.owners > 0 && buffer.state == State::kReady ? buffer.handle : 0;
   made_.notify_all();
-  return handle;
+  return made ? Status::ok() : made.status();
+}
+
+// What a registration takes of the limits, or gives back to them.
+void BufferBook::count(Buffers::iterator found, bool more) {
+  Buffer& buffer = found->second;
+  uint64_t& bytes = buffer.attached ? attached_bytes_ : registered_bytes_;
+  bytes += more ? buffer.size : -buffer.size;
+  if (buffer.attached) {
+    attached_count_ += more ? 1 : -uint64_t{1};
+  } else if (more) {
+    recent_.push_front(found->first);
+    buffer.at = recent_.begin();
+  } else {
+    recent_.erase(buffer.at);
+  }
+}
+
+Status BufferBook::attach(Slice memory) {
+  RdmaTransport* transport = rdma_->get();
+  if (transport == nullptr) {
+    const RdmaTransport* opened = rdma_->opened();
+    return opened != nullptr ? opened->availability()
+                             : Status{Code::kTransportUnavailable, "the configuration switches RDMA off"};
+  }
+  std::unique_lock lock(mutex_);
+  Buffers::iterator found;
+  made_.wait(lock, [&] {  // another thread may be handing it to the devices
+    found = buffers_.find(address_of(memory));
+    return found == buffers_.end() || found->second.state != State::kMaking;
+  });
+  if (found == buffers_.end() || found->second.size != memory.size || found->second.owners == 0)
+    return {Code::kNotFound, "no such buffer is registered"};
+  Buffer& buffer = found->second;
+  if (buffer.attached && buffer.state == State::kReady) return Status::ok();
+  if (buffer.state == State::kReady) {
+    count(found, false);
+    buffer.attached = true;
+    count(found, true);
+    return Status::ok();
+  }
+  buffer.attached = true;
+  Status made = make(lock, found, *transport);
+  if (!made) buffer.attached = false;
+  return made;
 }
 
 // Lets go of the registrations used longest ago until one more of so many bytes fits.
@@ -188,19 +251,19 @@ bool BufferBook::make_room(uint64_t bytes) {
       if (last == recent_.begin()) return false;  // all others are being made at this moment
       --last;
     } while (buffers_.at(*last).state != State::kReady);
-    Buffer& oldest = buffers_.at(*last++);
-    drop(oldest);
+    drop(buffers_.find(*last++));
     counters_.add(Counter::kRegistrationEvictions);
   }
   return true;
 }
 
-void BufferBook::drop(Buffer& buffer) {
+void BufferBook::drop(Buffers::iterator found) {
+  Buffer& buffer = found->second;
   if (RdmaTransport* transport = rdma_->opened()) (void)transport->unregister_region(buffer.handle);
-  recent_.erase(buffer.at);
-  registered_bytes_ -= buffer.size;
+  count(found, false);
   buffer.state = State::kIdle;
   buffer.handle = 0;
+  buffer.attached = false;
 }
 
 uint64_t BufferBook::buffers() const {
@@ -210,12 +273,12 @@ uint64_t BufferBook::buffers() const {
 
 uint64_t BufferBook::registered_bytes() const {
   const std::lock_guard lock(mutex_);
-  return registered_bytes_;
+  return registered_bytes_ + attached_bytes_;
 }
 
 uint64_t BufferBook::registered_count() const {
   const std::lock_guard lock(mutex_);
-  return recent_.size();
+  return recent_.size() + attached_count_;
 }
 
 }  // namespace mooncache

@@ -45,10 +45,13 @@ class BufferBook {
   // After this the memory is no longer registered, save for transfers under way (whose callers own it
   // too). NOT_FOUND when it is not listed.
   Status remove(Slice memory);
-  // The registration of the one buffer in which all bytes of `slices` lie; 0 when there is none, or it cannot
-  // be registered now. May register. Of host memory, or of the device's.
-  RegionHandle registration_of(std::span<const Slice> slices, const DeviceSums* device = nullptr);
-  // Of the listed buffer in which all bytes lie: null when there is none, or it is host memory.
+  // For each slice the registration of the buffer in which it lies (of an empty one: any). False when one
+  // lies in none, or its buffer cannot be registered now. May register. Of host memory, or of the device's.
+  bool registrations_of(std::span<const Slice> slices, const DeviceSums* device,
+                        std::vector<RegionHandle>& found);
+  // Registers a listed buffer now, beside the limits, and until it is removed. Client::attach_buffer().
+  Status attach(Slice memory);
+  // Whose memory all bytes are: null when one lies in no listed buffer, or in host memory.
   std::shared_ptr<DeviceSums> device_of(std::span<const Slice> slices);
   // The one for this GPU, as long as it is in use.
   std::shared_ptr<DeviceSums> device(const std::shared_ptr<GpuDevice>& gpu);
@@ -65,24 +68,30 @@ class BufferBook {
     State state = State::kIdle;
     RegionHandle handle = 0;
     std::shared_ptr<DeviceSums> device;  // null: host memory
+    bool attached = false;               // stays registered, and takes no part in the limits
     uint64_t refused_until_ms = 0;
     std::list<uintptr_t>::iterator at;  // in recent_, while it has bytes of the limit
   };
   using Buffers = std::map<uintptr_t, Buffer>;
 
-  Buffers::iterator find(std::span<const Slice> slices);
+  Buffers::iterator find(const Slice& slice);
+  RegionHandle registration(std::unique_lock<std::mutex>& lock, Buffers::iterator found);
+  Status make(std::unique_lock<std::mutex>& lock, Buffers::iterator found, RdmaTransport& transport);
   Result<RegionHandle> register_memory(RdmaTransport& transport, Slice memory, DeviceSums* device);
   bool make_room(uint64_t bytes);
-  void drop(Buffer& buffer);
+  void count(Buffers::iterator found, bool more);
+  void drop(Buffers::iterator found);
 
   const std::shared_ptr<RdmaAccess> rdma_;
   const Limits limits_;
   Counters& counters_;
   mutable std::mutex mutex_;
   std::condition_variable made_;
-  Buffers buffers_;              // by address; ranges never overlap
-  std::list<uintptr_t> recent_;  // the one used last in front
-  uint64_t registered_bytes_ = 0;
+  Buffers buffers_;                // by address; ranges never overlap
+  std::list<uintptr_t> recent_;    // the one used last in front
+  uint64_t registered_bytes_ = 0;  // of those in recent_
+  uint64_t attached_bytes_ = 0;
+  uint64_t attached_count_ = 0;
   std::vector<std::weak_ptr<DeviceSums>> devices_;
 };
 

@@ -310,6 +310,11 @@ Status Client::register_buffer(Slice memory) {
   return impl_->buffers->add(memory);
 }
 
+Status Client::attach_buffer(Slice memory) {
+  if (Status status = impl_->usable(); !status) return status;
+  return impl_->buffers->attach(memory);
+}
+
 Status Client::register_device_buffer(std::shared_ptr<GpuDevice> gpu, DeviceSlice memory) {
   if (Status status = impl_->usable(); !status) return status;
   if (!gpu) return {Code::kInvalidArgument, "device memory is registered with its device"};

@@ -472,7 +472,8 @@ Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how
   if (blocks.empty()) return Status::ok();
   if (map()->nodes.empty()) return {Code::kNoNodes, "the cluster map has no node; is the master reachable?"};
   std::vector<uint64_t> known_bytes(how.allocate ? blocks.size() : 0);
-  GetBatch batch{blocks, &how, outcomes, &counters, &config, buffers.get(), nullptr, known_bytes};
+  GetBatch batch{blocks,        &how,    outcomes,    &counters,           &config,
+                 buffers.get(), nullptr, known_bytes, options.staged_bytes};
   DeviceCall device;
   if (options.device_memory) {
     if (how.allocate) return {Code::kInvalidArgument, "device memory is not allocated here"};

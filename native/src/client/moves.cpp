@@ -44,8 +44,8 @@ Moves::Begun Moves::begin_next() {
   transfer.remote = move.extent;
   transfer.offset = move.offset;
   transfer.local = std::span(slices_).subspan(move.first_slice, move.slice_count);
-  transfer.region = region_of(move, transfer.local);
-  move.direct = transfer.region != 0;
+  transfer.regions = regions_of(move);
+  move.direct = !transfer.regions.empty();
   if (device_ != nullptr && !move.direct) {  // never a copy by the processor
     move.code = Code::kTransportUnavailable;
     ++next_;
@@ -57,11 +57,15 @@ Moves::Begun Moves::begin_next() {
   return Begun::kBegun;
 }
 
-// Of the buffer that the caller, or the receive pool, keeps in place. Many small slices are cheaper to copy
-// than to post one by one.
-RegionHandle Moves::region_of(const Move& move, std::span<const Slice> local) {
-  if (!rdma() || move.size == 0 || move.size / local.size() < direct_slice_bytes_) return 0;
-  return buffers_.registration_of(local, device_);
+// Of the buffers that the caller, or the receive pool, keeps in place. Where so many small slices as one
+// request takes are little, they are cheaper to copy. The device of the other end of a request sees one
+// range.
+std::span<const RegionHandle> Moves::regions_of(const Move& move) {
+  const auto local = std::span(slices_).subspan(move.first_slice, move.slice_count);
+  if (!rdma() || move.size == 0) return {};
+  const uint64_t gathered = move.size / local.size() * std::min<uint64_t>(local.size(), node_.rdma_gathers());
+  if (gathered < direct_slice_bytes_ || !buffers_.registrations_of(local, device_, regions_)) return {};
+  return regions_;
 }
 
 Code Moves::outcome(Code code) {
@@ -73,10 +77,11 @@ Code Moves::outcome(Code code) {
   return rdma() && code == Code::kClosed ? Code::kConnectionLost : code;
 }
 
-void Moves::count_bytes(Counters& counters, const Move& move) {
+void Moves::count_bytes(Counters& counters, std::atomic<uint64_t>* staged, const Move& move) {
   counters.add(rdma() ? Counter::kRdmaBytes : Counter::kShmBytes, move.size);
   if (rdma()) node_.rdma_moved(move.size);
   if (move.direct) counters.add(Counter::kRdmaDirectBytes, move.size);
+  if (rdma() && !move.direct && staged != nullptr) staged->fetch_add(move.size, std::memory_order_relaxed);
 }
 
 int Moves::wait_for(std::vector<int>& fds) {

@@ -55,7 +55,7 @@ class Moves {
   bool ended() const { return open_ == 0 && next_ == moves_.size(); }
   // What a transfer's end means to the call.
   Code outcome(Code code);
-  void count_bytes(Counters& counters, const Move& move);
+  void count_bytes(Counters& counters, std::atomic<uint64_t>* staged, const Move& move);
   // As Program::wait_for.
   int wait_for(std::vector<int>& fds);
 
@@ -83,7 +83,7 @@ class Moves {
 
   enum class Begun : uint8_t { kBegun, kRefused, kFull };
   Begun begin_next();
-  RegionHandle region_of(const Move& move, std::span<const Slice> local);
+  std::span<const RegionHandle> regions_of(const Move& move);
   void launch_sums();
 
   Node& node_;
@@ -95,9 +95,10 @@ class Moves {
   Direction direction_ = Direction::kRead;
   std::vector<Move> moves_;
   std::vector<Slice> slices_;
-  size_t next_ = 0;             // moves before this one were begun or refused
-  size_t open_ = 0;             // begun, not ended
-  std::vector<size_t> summed_;  // positions in moves_
+  std::vector<RegionHandle> regions_;  // of the move that begins
+  size_t next_ = 0;                    // moves before this one were begun or refused
+  size_t open_ = 0;                    // begun, not ended
+  std::vector<size_t> summed_;         // positions in moves_
   SumsUnderWay sums_;
 };
 

@@ -76,6 +76,11 @@ void Node::rdma_failed(uint64_t now_ms) {
   counters_.add(Counter::kRdmaFallbacks);
 }
 
+uint32_t Node::rdma_gathers() const {
+  const RdmaTransport* transport = rdma_->opened();
+  return transport != nullptr && transport->availability() ? transport->shared()->max_gather : 1;
+}
+
 void Node::rdma_moved(uint64_t bytes) {
   rdma_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   if (!rdma_failed_lately_.load(std::memory_order_relaxed)) return;

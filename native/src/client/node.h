@@ -80,6 +80,8 @@ class Node final : public LaneSource {
   // one.
   uint64_t rdma_fallbacks() const { return rdma_fallbacks_.load(std::memory_order_relaxed); }
   void rdma_moved(uint64_t bytes);
+  // Ranges of local memory that its devices take in one request.
+  uint32_t rdma_gathers() const;
   uint64_t rdma_bytes() const { return rdma_bytes_.load(std::memory_order_relaxed); }
   void one_sided_writes_failed() { one_sided_writes_ = false; }
   bool one_sided_writes() const { return one_sided_writes_; }

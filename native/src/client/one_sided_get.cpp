@@ -91,7 +91,7 @@ class GetSteps {
 
   void report(ItemChunk& chunk, const Move& move, Code code) {
     batch_.set_outcome(move.item, code, move.size, chunk.node);
-    if (code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, move);
+    if (code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, batch_.staged_bytes, move);
   }
 
   // A range has no CRC of its own here: the whole block is checked where it lies, like the node would.

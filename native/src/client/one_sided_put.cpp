@@ -34,7 +34,7 @@ class PutSteps {
   void completed(ItemChunk& chunk, Move& move, const Completion& completion) {
     move.code = chunk.moves.outcome(completion.code);
     if (chunk.moves.device() == nullptr) move.crc = completion.crc32c;
-    if (move.code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, move);
+    if (move.code == Code::kOk) chunk.moves.count_bytes(*batch_.counters, batch_.staged_bytes, move);
     if (!chunk.moves.rdma() && move.code == Code::kTransportUnavailable) chunk.node.one_sided_writes_failed();
   }
 

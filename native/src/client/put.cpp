@@ -254,6 +254,7 @@ Status Client::Impl::put(std::span<const PutBlock> blocks, uint32_t replicas, co
   batch.counters = &counters;
   batch.config = &config;
   batch.buffers = buffers.get();
+  batch.staged_bytes = options.staged_bytes;
   for (size_t i = 0; i < blocks.size(); ++i) {
     for (const ConstSlice& slice : blocks[i].slices) {
       if (slice.size > wire::kMaxPayloadBytes - batch.sizes[i]) {

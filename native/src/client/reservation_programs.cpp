@@ -26,11 +26,12 @@ Status ReserveProgram::on_response(const wire::FrameHeader& header, const Status
 
 RangesWrite::RangesWrite(std::span<ReservedWrite> writes, uint64_t offset, bool by_link, Node& node,
                          Session& session, BufferBook& buffers, const ClientConfig& config,
-                         Counters& counters)
+                         Counters& counters, std::atomic<uint64_t>* staged_bytes)
     : writes_(writes),
       offset_(offset),
       node_(node),
       counters_(counters),
+      staged_bytes_(staged_bytes),
       moves_(node, session, buffers, nullptr, config.rdma_direct_slice_bytes),
       frames_((session.node().capabilities & wire::AuthResponse::kWritesSeveral) != 0),
       open_(writes.size()) {
@@ -111,7 +112,7 @@ void RangesWrite::completed(Move& move, const Completion& completion) {
     if (!moves_.rdma()) node_.one_sided_writes_failed();
     return add_frames(move.item);
   }
-  if (move.code == Code::kOk) moves_.count_bytes(counters_, move);
+  if (move.code == Code::kOk) moves_.count_bytes(counters_, staged_bytes_, move);
   ReservedWrite& write = writes_[move.item];
   write.over = true;
   write.one_sided = true;

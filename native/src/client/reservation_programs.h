@@ -55,7 +55,8 @@ class RangesWrite final : public Program {
  public:
   // `by_link`: the connection may have a link.
   RangesWrite(std::span<ReservedWrite> writes, uint64_t offset, bool by_link, Node& node, Session& session,
-              BufferBook& buffers, const ClientConfig& config, Counters& counters);
+              BufferBook& buffers, const ClientConfig& config, Counters& counters,
+              std::atomic<uint64_t>* staged_bytes);
 
   bool next(Request& request) override;
   bool finished() const override { return open_ == 0; }
@@ -75,6 +76,7 @@ class RangesWrite final : public Program {
   const uint64_t offset_;
   Node& node_;
   Counters& counters_;
+  std::atomic<uint64_t>* const staged_bytes_;
   Moves moves_;
   TransferProgram frames_;  // its transfers have the numbers of their writes
   size_t open_;

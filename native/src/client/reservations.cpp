@@ -170,18 +170,19 @@ Status Reservations::write(uint64_t offset, std::span<const Source> sources, con
     }
   }
   run(made, options, bytes,
-      [&](PartCall& call, Session& session) { return make_write(call, session, offset); });
+      [&](PartCall& call, Session& session) { return make_write(call, session, offset, options); });
   for (const auto& call : made) end_write(*call, offset, ends);
   return Status::ok();
 }
 
-std::unique_ptr<Program> Reservations::make_write(PartCall& call, Session& session, uint64_t offset) {
+std::unique_ptr<Program> Reservations::make_write(PartCall& call, Session& session, uint64_t offset,
+                                                  const CallOptions& options) {
   Node& node = *call.part.node;
   // The node frees the space of a connection that may write by itself only after its end. An end that is seen
   // here leaves no byte that could come late: frames on such a connection fail.
   const bool by_link = call.part.lane->may_have_link(node, session) && !session.stale();
   return std::make_unique<RangesWrite>(call.writes, offset, by_link, node, session, *impl_->buffers,
-                                       impl_->config, impl_->counters);
+                                       impl_->config, impl_->counters, options.staged_bytes);
 }
 
 void Reservations::end_write(PartCall& call, uint64_t offset, std::span<Status> ends) {

@@ -91,7 +91,8 @@ class Reservations {
   Status state_locked(size_t number) const;
   Status check(const CallOptions& options, size_t ends) const;
   Status check_sources(uint64_t offset, std::span<const Source> sources) const;
-  std::unique_ptr<Program> make_write(PartCall& call, Session& session, uint64_t offset);
+  std::unique_ptr<Program> make_write(PartCall& call, Session& session, uint64_t offset,
+                                      const CallOptions& options);
   void end_write(PartCall& call, uint64_t offset, std::span<Status> ends);
   std::unique_ptr<Program> make_exchange(PartCall& call);
   void exchange_codes(std::span<const std::unique_ptr<PartCall>> calls, const CallOptions& options);

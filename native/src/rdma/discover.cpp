@@ -81,6 +81,9 @@ RailReport look_at(const VerbsDevice& device, const ibv_device_attr& facts, cons
   info.mtu = static_cast<uint8_t>(port.active_mtu);
   info.max_message_bytes = port.max_msg_sz;
   info.max_outstanding_reads = static_cast<uint32_t>(std::clamp(facts.max_qp_init_rd_atom, 1, 16));
+  // Of reads a device may say less, or nothing.
+  const int gathers = facts.max_sge_rd > 0 ? std::min(facts.max_sge, facts.max_sge_rd) : facts.max_sge;
+  info.max_gather = static_cast<uint32_t>(std::clamp(gathers, 1, static_cast<int>(kMaxGather)));
   info.megabits_per_s = speed_of(port);
   const PciPlace place =
       place_of_device(options.sysfs_folder + "/class/infiniband/" + device.name + "/device");

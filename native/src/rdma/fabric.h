@@ -25,6 +25,8 @@ namespace mooncache::rdma {
 
 // Rails that one connection uses at most, and keys that one exposed extent carries.
 inline constexpr size_t kMaxRails = 8;
+// Ranges of local memory that one request gathers from, or scatters into.
+inline constexpr size_t kMaxGather = 16;
 
 using Options = RdmaConfig;
 // CONFIG_INVALID with a sentence.
@@ -54,6 +56,7 @@ struct RailInfo {
   uint8_t mtu = 0;  // as verbs number it: 1 = 256 ... 5 = 4096
   uint32_t max_message_bytes = 0;
   uint32_t max_outstanding_reads = 1;
+  uint32_t max_gather = 1;  // ranges of one request
   int numa_node = -1;
   std::string pci_path;  // PciPlace::path (choose.h); empty: no PCI device
   uint64_t megabits_per_s = 0;
@@ -78,16 +81,27 @@ struct EndpointAddress {
   uint8_t outstanding_reads = 1;  // that it answers at a time
 };
 
-// One request: bytes between local memory and an exposed extent of the peer.
+// Local memory of a request, and what its device knows it by.
+struct LocalRange {
+  std::byte* data = nullptr;
+  uint32_t length = 0;
+  uint32_t key = 0;
+};
+// One request: bytes between ranges of local memory, in their order, and an exposed extent of the peer.
 struct Post {
   uint64_t id = 0;
   bool write = false;
-  std::byte* local = nullptr;
-  uint32_t length = 0;
-  uint32_t local_key = 0;
+  std::array<LocalRange, kMaxGather> local{};
+  uint32_t ranges = 0;  // of `local`
+  uint32_t length = 0;  // of all ranges
   uint64_t remote_address = 0;
   uint32_t remote_key = 0;
-  bool device = false;  // `local` is an address of a GPU
+  bool device = false;  // they are addresses of a GPU
+
+  void add(std::byte* data, uint32_t size, uint32_t key) {
+    local[ranges++] = {data, size, key};
+    length += size;
+  }
 };
 
 enum class WorkOutcome : uint8_t {

@@ -113,7 +113,8 @@ Status QueuePair::create() {
   wish.qp_type = IBV_QPT_RC;
   wish.cap.max_send_wr = depth_ + 1;  // and a marker
   wish.cap.max_recv_wr = 1;
-  wish.cap.max_send_sge = wish.cap.max_recv_sge = 1;
+  wish.cap.max_send_sge = depth_ > 0 ? info_.max_gather : 1;
+  wish.cap.max_recv_sge = 1;
   wish.cap.max_inline_data = depth_ > 0 ? kInlineBytes : 0;
   const ibv_qp_init_attr plain = wish;
   errno = 0;
@@ -223,16 +224,18 @@ size_t QueuePair::post(std::span<const Post> posts) {
   size_t taken = 0;
   while (taken < posts.size() && room() > 0) {
     std::array<ibv_send_wr, kPostsPerCall> requests{};
-    std::array<ibv_sge, kPostsPerCall> pieces{};
+    std::array<ibv_sge, kPostsPerCall * kMaxGather> ranges;
+    ibv_sge* range = ranges.data();
     const size_t count = std::min({posts.size() - taken, room(), kPostsPerCall});
     for (size_t i = 0; i < count; ++i) {
       const Post& post = posts[taken + i];
-      pieces[i] = {reinterpret_cast<uintptr_t>(post.local), post.length, post.local_key};
       ibv_send_wr& request = requests[i];
+      request.sg_list = range;
+      request.num_sge = static_cast<int>(post.ranges);
+      for (const LocalRange& local : std::span(post.local).first(post.ranges))
+        *range++ = {reinterpret_cast<uintptr_t>(local.data), local.length, local.key};
       request.wr_id = first_ + posted_.size() + i;
       request.next = i + 1 < count ? &requests[i + 1] : nullptr;
-      request.sg_list = &pieces[i];
-      request.num_sge = 1;
       request.opcode = post.write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
       request.send_flags = i + 1 == count || (i + 1) % kReportEvery == 0 ? unsigned{IBV_SEND_SIGNALED} : 0u;
       if (post.write && !post.device && post.length <= inline_bytes_) request.send_flags |= IBV_SEND_INLINE;

@@ -148,6 +148,7 @@ Status RdmaTransport::open(const RdmaConfig& config, uint64_t staging_bytes) {
           uint32_t& common = shared_->max_message_bytes;
           common = common == 0 ? most : std::min(common, most);
         }
+        shared_->max_gather = std::min(shared_->max_gather, rail->info().max_gather);
         shared_->rails.push_back(std::move(used));
         continue;
       }

@@ -88,8 +88,9 @@ struct RdmaShared {
   std::unique_ptr<RdmaStaging> staging;  // before the rails: registered in their domains
   std::vector<std::unique_ptr<RdmaRail>> rails;
   uint32_t max_message_bytes =
-      0;            // that every rail takes: a piece may have to change over. 0: no limit known
-  size_t turn = 0;  // the rail that comes first among equals
+      0;  // that every rail takes: a piece may have to change over. 0: no limit known
+  uint32_t max_gather = rdma::kMaxGather;  // ranges that every rail takes in one request
+  size_t turn = 0;                         // the rail that comes first among equals
   std::vector<uint32_t> staging_slowness;  // of the rails, for staging memory
   std::mutex mutex;
   std::map<RegionHandle, std::shared_ptr<const RdmaRegion>> regions;
@@ -152,12 +153,19 @@ class RdmaLink final : public Link {
     size_t local_slice = 0;  // where the next piece begins in the caller's slices
     size_t local_offset = 0;
     uint64_t moved = 0;
-    std::shared_ptr<const RdmaRegion> region;         // null: through staging
+    // Where the slices are registered, and of each slice which one that is (nothing: all lie in the first).
+    // None: the bytes go through staging.
+    std::vector<std::shared_ptr<const RdmaRegion>> regions;
+    std::vector<uint32_t> region_of;
     std::vector<std::pair<uint64_t, uint32_t>> crcs;  // per piece: length, CRC
     uint32_t open = 0;                                // pieces cut and not done
     bool counted = true;                              // the CRC of its bytes is computed
     Code code = Code::kOk;
     bool over() const { return open == 0 && (code != Code::kOk || cut == length); }
+    bool in_place() const { return !regions.empty(); }
+    const RdmaRegion& region(size_t slice) const {
+      return *regions[region_of.empty() ? 0 : region_of[slice]];
+    }
   };
   struct Piece {
     uint64_t serial = 0;  // of the transfer; 0 = free
@@ -167,8 +175,8 @@ class RdmaLink final : public Link {
     size_t local_slice = 0;  // where it begins in the caller's slices
     size_t local_offset = 0;
     uint32_t slot = kNoSlot;
-    std::byte* direct = nullptr;  // in the caller's registered memory (maybe a GPU's), without a slot
-    size_t end = 0;               // the end it was posted on
+    bool direct = false;  // in the caller's registered memory (maybe a GPU's), without a slot
+    size_t end = 0;       // the end it was posted on
     bool flying = false;
     bool landed = false;
     bool unchecked = false;  // in unchecked_
@@ -182,8 +190,11 @@ class RdmaLink final : public Link {
   void post(uint32_t number, size_t end);
   void ring(size_t end);
   bool reaches(size_t number, const Pending& pending) const;
-  size_t pick_end(const Pending& pending, uint32_t length) const;
+  size_t pick_end(const Pending& pending, size_t slice, uint32_t length) const;
   bool cut_slice(Pending& pending, Piece& piece);
+  uint64_t gathered(const Pending& pending, uint64_t most) const;
+  template <typename Use>
+  static void each_range(const Pending& pending, const Piece& piece, const Use& use);
   static void skip(Pending& pending, uint64_t bytes);
   uint32_t checksum(const Pending& pending, const Piece& piece);
   bool reap();

@@ -44,8 +44,7 @@ bool RdmaLink::check(std::string* why) const {
     if (piece.flying + piece.landed + again.contains(number) != 1)
       return broken(name + " is not in exactly one of: flying, landed, to be posted again");
     if (piece.landed && !piece.unchecked) return broken(name + " is through and still there");
-    if ((piece.direct == nullptr) == (piece.slot == kNoSlot))
-      return broken(name + " is neither in a slot nor in place");
+    if (piece.direct != (piece.slot == kNoSlot)) return broken(name + " is neither in a slot nor in place");
     if (piece.slot != kNoSlot && !slots.insert(piece.slot).second)
       return broken(name + " shares its staging slot");
     if (piece.flying && (piece.end >= ends_.size() || !ends_[piece.end].endpoint))
@@ -54,7 +53,7 @@ bool RdmaLink::check(std::string* why) const {
     const auto transfer = transfers.find(piece.serial);
     if (transfer == transfers.end()) {
       // Its transfer was cancelled: only what lands in staging memory may still be under way.
-      if (!piece.flying || piece.direct != nullptr) return broken(name + " has no transfer");
+      if (!piece.flying || piece.direct) return broken(name + " has no transfer");
       continue;
     }
     ++open[piece.serial];

@@ -130,7 +130,7 @@ size_t RdmaLink::submit(std::span<const Transfer> transfers) {
     } else if (pending.length > 0 && !transfer.remote.exposed) {
       pending.code = Code::kTransportUnavailable;
     }
-    if (transfer.region != 0) adopt_regions(pending);
+    if (transfer.region != 0 || !transfer.regions.empty()) adopt_regions(pending);
     pending.piece_bytes = piece_bytes(pending);
     queue_.push_back(std::move(pending));
     ++taken;
@@ -138,19 +138,36 @@ size_t RdmaLink::submit(std::span<const Transfer> transfers) {
   return taken;
 }
 
-// In place when all slices lie in the region; else through staging, which device memory cannot take.
+// In place when each slice lies in its region; else through staging, which device memory cannot take.
 void RdmaLink::adopt_regions(Pending& pending) {
   const Transfer& transfer = pending.transfer;
-  pending.region = shared_->region(transfer.region);
-  for (const Slice& slice : transfer.local) {
-    if (!pending.region || slice.size == 0) continue;
-    const auto begin = reinterpret_cast<uintptr_t>(pending.region->memory.data);
+  const bool each = !transfer.regions.empty();
+  RegionHandle last = 0;
+  bool device = false, known = !each || transfer.regions.size() == transfer.local.size();
+  const std::lock_guard lock(shared_->mutex);
+  for (size_t i = 0; known && i < transfer.local.size(); ++i) {
+    const Slice& slice = transfer.local[i];
+    const RegionHandle handle = each ? transfer.regions[i] : transfer.region;
+    if (slice.size > 0 && handle != last) {
+      const auto found = shared_->regions.find(handle);
+      known = found != shared_->regions.end();
+      device = device || (handle & RdmaRegion::kDevice) != 0;
+      if (known) pending.regions.push_back(found->second);
+      last = handle;
+    }
+    if (each)
+      pending.region_of.push_back(static_cast<uint32_t>(std::max<size_t>(pending.regions.size(), 1)) - 1);
+    if (!known || slice.size == 0) continue;
+    const RdmaRegion& region = *pending.regions.back();
+    const auto begin = reinterpret_cast<uintptr_t>(region.memory.data);
     const auto at = reinterpret_cast<uintptr_t>(slice.data);
-    if (at < begin || !inside(at - begin, slice.size, pending.region->memory.size)) pending.region.reset();
+    known = at >= begin && inside(at - begin, slice.size, region.memory.size) &&
+            region.device == pending.regions.front()->device;
   }
-  if ((transfer.region & RdmaRegion::kDevice) == 0) return;
+  if (!known) pending.regions.clear();
+  if (!device && (transfer.region & RdmaRegion::kDevice) == 0) return;
   pending.counted = false;
-  if (!pending.region && pending.code == Code::kOk) pending.code = Code::kInvalidArgument;
+  if (!pending.in_place() && pending.code == Code::kOk) pending.code = Code::kInvalidArgument;
 }
 
 RdmaLink::Pending* RdmaLink::find(uint64_t serial) {
@@ -327,7 +344,7 @@ Status RdmaLink::cancel(TransferId id) {
   const uint64_t serial = found->serial;
   std::vector<size_t> touching;  // ends whose device works on the caller's own memory
   for (const Piece& piece : pieces_) {
-    if (piece.serial == serial && piece.flying && piece.direct != nullptr) touching.push_back(piece.end);
+    if (piece.serial == serial && piece.flying && piece.direct) touching.push_back(piece.end);
   }
   const auto patience = Clock::now() + kDrainPatience;
   for (const size_t end : touching) {

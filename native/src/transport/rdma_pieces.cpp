@@ -26,7 +26,8 @@ constexpr uint64_t kDoorbellBytes = 64 << 10;  // enough to keep a device busy w
 // Decided once for a transfer, by the rails that can be used when it comes.
 uint32_t RdmaLink::piece_bytes(const Pending& pending) const {
   const uint32_t most = shared_->max_message_bytes;
-  if (!pending.region) return std::min(RdmaStaging::kSlotBytes, most == 0 ? RdmaStaging::kSlotBytes : most);
+  if (!pending.in_place())
+    return std::min(RdmaStaging::kSlotBytes, most == 0 ? RdmaStaging::kSlotBytes : most);
   size_t rails = 0;
   for (size_t i = 0; i < ends_.size(); ++i) rails += reaches(i, pending) ? 1 : 0;
   return rdma::piece_bytes(pending.length, rails, most);
@@ -36,12 +37,15 @@ uint32_t RdmaLink::piece_bytes(const Pending& pending) const {
 bool RdmaLink::reaches(size_t number, const Pending& pending) const {
   const End& end = ends_[number];
   if (!end.usable() || pending.transfer.remote.keys[number] == 0) return false;
-  return !pending.region || pending.region->by_rail[end.number] != nullptr;
+  // Host memory is registered with every rail.
+  return !pending.in_place() || !pending.regions.front()->device ||
+         std::all_of(pending.regions.begin(), pending.regions.end(),
+                     [&](const auto& region) { return region->by_rail[end.number] != nullptr; });
 }
 
-// The usable end that would be through soonest; SIZE_MAX: all are full; ends_.size(): none reaches the
-// extent.
-size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
+// The usable end that would be through soonest with a piece that begins in this slice; SIZE_MAX: all are
+// full; ends_.size(): none reaches the extent.
+size_t RdmaLink::pick_end(const Pending& pending, size_t slice, uint32_t length) const {
   size_t best = ends_.size();
   uint64_t best_time = UINT64_MAX;
   uint32_t best_slowness = UINT32_MAX;
@@ -50,7 +54,7 @@ size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
     if (!reaches(i, pending)) continue;
     if (best == ends_.size()) best = SIZE_MAX;
     if (end.room() == 0) continue;
-    const auto& slowness = pending.region ? pending.region->slowness : shared_->staging_slowness;
+    const auto& slowness = pending.in_place() ? pending.region(slice).slowness : shared_->staging_slowness;
     const uint64_t time = rdma::time_through(end.rail->load(), length, slowness[end.number]);
     if (time > best_time || (time == best_time && slowness[end.number] >= best_slowness)) continue;
     best_slowness = slowness[end.number];
@@ -60,6 +64,32 @@ size_t RdmaLink::pick_end(const Pending& pending, uint32_t length) const {
   return best;
 }
 
+// Bytes of the next piece in place, at most so many: as many ranges as one request takes.
+uint64_t RdmaLink::gathered(const Pending& pending, uint64_t most) const {
+  uint64_t bytes = 0;
+  uint32_t ranges = 0;
+  size_t at = pending.local_offset;
+  for (size_t i = pending.local_slice; bytes < most && ranges < shared_->max_gather; ++i, at = 0) {
+    const uint64_t left = pending.transfer.local[i].size - at;
+    bytes += std::min(left, most - bytes);
+    ranges += left > 0 ? 1 : 0;
+  }
+  return bytes;
+}
+
+// `use(data, bytes, slice)` for each range of the piece in the caller's slices, in order.
+template <typename Use>
+void RdmaLink::each_range(const Pending& pending, const Piece& piece, const Use& use) {
+  size_t at = piece.local_offset;
+  uint64_t left = piece.length;
+  for (size_t i = piece.local_slice; left > 0; ++i, at = 0) {
+    const Slice& slice = pending.transfer.local[i];
+    const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
+    if (take > 0) use(slice.data + at, take, i);
+    left -= take;
+  }
+}
+
 // The next piece of a transfer, with its place in registered memory. False: no staging slot is free.
 bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
   const auto local = pending.transfer.local;
@@ -67,24 +97,22 @@ bool RdmaLink::cut_slice(Pending& pending, Piece& piece) {
     ++pending.local_slice;
     pending.local_offset = 0;
   }
-  uint64_t take = pending.length - pending.cut;
+  uint64_t take = std::min<uint64_t>(pending.length - pending.cut, pending.piece_bytes);
   piece.local_slice = pending.local_slice;
   piece.local_offset = pending.local_offset;
-  if (pending.region) {
-    const Slice& slice = local[pending.local_slice];
-    take = std::min<uint64_t>({take, slice.size - pending.local_offset, pending.piece_bytes});
-    piece.direct = slice.data + pending.local_offset;
+  if (pending.in_place()) {
+    take = gathered(pending, take);
+    piece.direct = true;
   } else {
     const auto slot = shared_->staging->acquire();
     if (!slot) return false;
     piece.slot = *slot;
-    take = std::min<uint64_t>(take, pending.piece_bytes);
   }
   piece.serial = pending.serial;
   piece.offset = pending.cut;
   piece.length = static_cast<uint32_t>(take);
   piece.index = static_cast<uint32_t>(pending.crcs.size());
-  const bool fills_slot = pending.transfer.direction == Direction::kWrite && piece.direct == nullptr;
+  const bool fills_slot = pending.transfer.direction == Direction::kWrite && !piece.direct;
   pending.crcs.emplace_back(take, fills_slot ? checksum(pending, piece) : 0);
   pending.cut += take;
   ++pending.open;
@@ -114,23 +142,25 @@ void RdmaLink::skip(Pending& pending, uint64_t bytes) {
 // the caller's slices on the way.
 uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
   const bool wanted = pending.counted;
-  if (piece.direct != nullptr) return wanted ? crc32c({piece.direct, piece.length}) : 0;
+  uint32_t crc = 0;
+  if (piece.direct) {
+    if (wanted)
+      each_range(pending, piece, [&](std::byte* own, size_t take, size_t) {
+        crc = crc32c({own, take}, crc);
+      });
+    return crc;
+  }
   const bool into_slices = pending.transfer.direction == Direction::kRead;
   std::byte* slot = shared_->staging->at(piece.slot);
-  uint32_t crc = 0;
-  size_t at = piece.local_offset;
-  uint64_t left = piece.length;
-  for (size_t i = piece.local_slice; left > 0; ++i, at = 0) {
-    const Slice& slice = pending.transfer.local[i];
-    const size_t take = static_cast<size_t>(std::min<uint64_t>(left, slice.size - at));
-    std::byte* own = slice.data + at;
+  each_range(pending, piece, [&](std::byte* own, size_t take, size_t) {
     std::byte* to = into_slices ? own : slot;
     const std::byte* from = into_slices ? slot : own;
-    if (take > 0 && wanted) crc = copy_crc32c(to, from, take, crc);
-    if (take > 0 && !wanted) std::memcpy(to, from, take);
+    if (wanted)
+      crc = copy_crc32c(to, from, take, crc);
+    else
+      std::memcpy(to, from, take);
     slot += take;
-    left -= take;
-  }
+  });
   return crc;
 }
 
@@ -148,7 +178,7 @@ bool RdmaLink::post_again() {
     const uint32_t number = again_.front();
     Pending* pending = find(pieces_[number].serial);
     if (pending != nullptr && pending->code == Code::kOk) {
-      const size_t end = pick_end(*pending, pieces_[number].length);
+      const size_t end = pick_end(*pending, pieces_[number].local_slice, pieces_[number].length);
       if (end == SIZE_MAX) return false;
       if (end < ends_.size()) {
         again_.pop_front();
@@ -173,7 +203,7 @@ bool RdmaLink::fill_ends() {
   if (!clear) return moved;
   for (Pending& pending : queue_) {
     while (pending.code == Code::kOk && pending.cut < pending.length) {
-      const size_t end = pick_end(pending, pending.piece_bytes);
+      const size_t end = pick_end(pending, pending.local_slice, pending.piece_bytes);
       if (end == SIZE_MAX) return moved;
       if (end == ends_.size()) {
         if (!any_usable()) return moved;
@@ -210,13 +240,17 @@ void RdmaLink::post(uint32_t number, size_t end_number) {
   rdma::Post post;
   post.id = number;
   post.write = pending.transfer.direction == Direction::kWrite;
-  post.local = piece.direct != nullptr ? piece.direct : shared_->staging->at(piece.slot);
-  post.length = piece.length;
-  post.local_key = piece.direct != nullptr ? pending.region->by_rail[end.number]->local_key()
-                                           : end.rail->staging->local_key();
+  if (piece.direct) {
+    each_range(pending, piece, [&](std::byte* own, size_t take, size_t slice) {
+      const auto& memory = pending.region(slice).by_rail[end.number];
+      post.add(own, static_cast<uint32_t>(take), memory->local_key());
+    });
+  } else {
+    post.add(shared_->staging->at(piece.slot), piece.length, end.rail->staging->local_key());
+  }
   post.remote_address = remote.address + pending.transfer.offset + piece.offset;
   post.remote_key = remote.keys[end_number];
-  post.device = piece.direct != nullptr && pending.region->device;
+  post.device = piece.direct && pending.regions.front()->device;
   piece.end = end_number;
   end.rail->in_flight_bytes.fetch_add(piece.length, std::memory_order_relaxed);
   end.outbox.push_back(post);
@@ -239,7 +273,7 @@ void RdmaLink::ring(size_t end_number) {
     }
     piece.flying = true;
     const Pending& pending = *find(piece.serial);
-    const bool unknown = end.outbox[i].write && piece.direct != nullptr && pending.counted;
+    const bool unknown = end.outbox[i].write && piece.direct && pending.counted;
     if (!unknown || piece.unchecked || pending.crcs[piece.index].second != 0) continue;
     piece.unchecked = true;
     unchecked_.push_back(number);

@@ -27,8 +27,14 @@ class Book : public ::testing::Test {
   std::unique_ptr<BufferBook> book(uint64_t bytes_max, uint32_t count_max) {
     return std::make_unique<BufferBook>(rdma_, BufferBook::Limits{bytes_max, count_max}, counters_);
   }
+  static std::vector<RegionHandle> registrations_of(BufferBook& book, std::span<const Slice> slices) {
+    std::vector<RegionHandle> found;
+    if (!book.registrations_of(slices, nullptr, found)) found.clear();
+    return found;
+  }
   static RegionHandle registration_of(BufferBook& book, Slice slice) {
-    return book.registration_of(std::span(&slice, 1));
+    const auto found = registrations_of(book, std::span(&slice, 1));
+    return found.empty() ? 0 : found[0];
   }
   Counters counters_;
   std::shared_ptr<RdmaAccess> rdma_;
@@ -46,10 +52,63 @@ TEST_F(Book, FindsWhatIsInsideOneBufferAndNothingElse) {
   EXPECT_EQ(registration_of(*book, slice_of(bytes, 51'000, 1)), 0u);
   EXPECT_EQ(registration_of(*book, slice_of(bytes, 0, 1)), 0u);
   const Slice scattered[] = {slice_of(bytes, 40'000, 10), {nullptr, 0}, slice_of(bytes, 1000, 10)};
-  EXPECT_EQ(book->registration_of(scattered), handle);
+  EXPECT_EQ(registrations_of(*book, scattered), (std::vector<RegionHandle>{handle, 0, handle}));
   const Slice leaving[] = {slice_of(bytes, 40'000, 10), slice_of(bytes, 60'000, 10)};
-  EXPECT_EQ(book->registration_of(leaving), 0u);
-  EXPECT_EQ(book->registration_of({}), 0u);
+  EXPECT_TRUE(registrations_of(*book, leaving).empty());
+  EXPECT_TRUE(registrations_of(*book, {}).empty());
+}
+
+TEST_F(Book, SlicesMayLieInSeveralBuffersButNoneBeside) {
+  const auto book = this->book(1 << 20, 8);
+  std::vector<std::vector<std::byte>> buffers(3, std::vector<std::byte>(10'000));
+  ASSERT_TRUE(book->add(slice_of(buffers[0])));
+  ASSERT_TRUE(book->add(slice_of(buffers[1])));
+  const Slice both[] = {slice_of(buffers[1], 5, 100), slice_of(buffers[0]), slice_of(buffers[1])};
+  const auto found = registrations_of(*book, both);
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0], found[2]);
+  EXPECT_NE(found[0], found[1]);
+  EXPECT_EQ(counters_.get(Counter::kRegistrations), 2u);
+  const Slice beside[] = {slice_of(buffers[0]), slice_of(buffers[2])};
+  EXPECT_TRUE(registrations_of(*book, beside).empty());
+}
+
+TEST_F(Book, WhatIsAttachedStaysBesideTheLimits) {
+  const auto book = this->book(100'000, 1);
+  std::vector<std::vector<std::byte>> buffers(4, std::vector<std::byte>(80'000));
+  EXPECT_EQ(book->attach(slice_of(buffers[0])).code, Code::kNotFound);
+  for (auto& buffer : buffers) ASSERT_TRUE(book->add(slice_of(buffer)));
+  const RegionHandle used = registration_of(*book, slice_of(buffers[1]));
+  for (size_t i = 0; i < 2; ++i) {
+    const Status attached = book->attach(slice_of(buffers[i]));
+    ASSERT_TRUE(attached) << attached.message;
+    ASSERT_TRUE(book->attach(slice_of(buffers[i])));
+  }
+  EXPECT_EQ(registration_of(*book, slice_of(buffers[1])), used) << "registered once";
+  const RegionHandle first = registration_of(*book, slice_of(buffers[0]));
+  EXPECT_NE(first, 0u);
+  for (size_t i = 2; i < 4; ++i) EXPECT_NE(registration_of(*book, slice_of(buffers[i])), 0u);
+  EXPECT_EQ(counters_.get(Counter::kRegistrationEvictions), 1u) << "of those that are not attached";
+  EXPECT_EQ(registration_of(*book, slice_of(buffers[0])), first);
+  EXPECT_EQ(book->registered_bytes(), 240'000u);
+  EXPECT_EQ(book->registered_count(), 3u);
+  for (auto& buffer : buffers) ASSERT_TRUE(book->remove(slice_of(buffer)));
+  EXPECT_EQ(book->registered_bytes(), 0u);
+  EXPECT_EQ(book->registered_count(), 0u);
+}
+
+TEST_F(Book, WhatCannotBeAttachedSaysWhy) {
+  if (rdma_is_real()) GTEST_SKIP();
+  const auto book = this->book(1 << 20, 8);
+  std::vector<std::byte> bytes(10'000);
+  ASSERT_TRUE(book->add(slice_of(bytes)));
+  ASSERT_NE(rdma_->get(), nullptr);  // staging memory is registered by now
+  fake_verbs(MOONCACHE_FAKE_VERBS).fail("ibv_reg_mr_iova", ENOMEM);
+  const Status refused = book->attach(slice_of(bytes));
+  EXPECT_EQ(refused.code, Code::kTransportUnavailable);
+  EXPECT_NE(refused.message.find("memlock"), std::string::npos) << refused.message;
+  EXPECT_EQ(book->registered_bytes(), 0u);
+  EXPECT_TRUE(book->attach(slice_of(bytes))) << "asked again, it is tried again";
 }
 
 TEST_F(Book, TheSameBufferTwiceEndsWithTheSecondRemovalAndOverlapsAreRefused) {
@@ -274,6 +333,137 @@ TEST_F(Lending, RegisteredMemoryIsWrittenAndReadInPlace) {
   EXPECT_EQ(stat("registered_bytes"), 0u);
   EXPECT_EQ(get_one(*client_, key_of(1), into).code, Code::kOk);
   EXPECT_EQ(stat("rdma_direct_bytes"), 2 * block.size());
+}
+
+// As an engine keeps a block: K and V of each layer, in tensors of their own.
+class Scattered : public Lending {
+ protected:
+  static constexpr size_t kLayers = 12, kBlocks = 8;
+  void open_with(uint32_t rails, size_t piece, int gathers = 16) {
+    if (!rdma_is_real()) {
+      fake().reset(rails);
+      for (uint32_t i = 0; i < rails; ++i) fake().set_max_gather(i, gathers);
+    }
+    for (uint32_t i = 0; i < 1; ++i)
+      nodes_.push_back(std::make_unique<TestNode>(i, 256 << 20, "host", false, test_rdma(false)));
+    ClientConfig config = client_config(false);
+    config.rdma = test_rdma(true);
+    client_ = client_for({nodes_[0]->info}, config);
+    piece_ = piece;
+    for (uint64_t layer = 0; layer < kLayers; ++layer) {
+      tensors_.push_back(bytes_of(layer, 2 * kBlocks * piece));
+      ASSERT_TRUE(client_->register_buffer(slice_of(tensors_.back())));
+      const Status attached = client_->attach_buffer(slice_of(tensors_.back()));
+      ASSERT_TRUE(attached) << attached.message;
+    }
+    EXPECT_EQ(stat("registrations"), kLayers);
+  }
+  template <typename S>
+  std::vector<S> pieces(size_t block) {
+    std::vector<S> slices;
+    for (auto& tensor : tensors_) {
+      for (const size_t which : {block, kBlocks + block})
+        slices.push_back(S{tensor.data() + which * piece_, piece_});
+    }
+    return slices;
+  }
+  uint64_t bytes() const { return kLayers * 2 * kBlocks * piece_; }
+  // All blocks go and come back. Bytes that were staged.
+  uint64_t round() {
+    std::atomic<uint64_t> staged{0};
+    CallOptions options;
+    options.staged_bytes = &staged;
+    std::vector<std::vector<ConstSlice>> sources;
+    std::vector<std::vector<Slice>> targets;
+    for (size_t block = 0; block < kBlocks; ++block) {
+      sources.push_back(pieces<ConstSlice>(block));
+      targets.push_back(pieces<Slice>(block));
+    }
+    std::vector<PutBlock> puts;
+    std::vector<GetBlock> gets;
+    for (size_t block = 0; block < kBlocks; ++block) {
+      puts.push_back({key_of(block), sources[block]});
+      gets.push_back({key_of(block), targets[block], 0});
+    }
+    std::vector<PutOutcome> put(kBlocks);
+    EXPECT_TRUE(client_->put(puts, 1, options, put));
+    for (const PutOutcome& outcome : put) EXPECT_EQ(outcome.code, Code::kOk);
+    const auto before = tensors_;
+    for (auto& tensor : tensors_) std::fill(tensor.begin(), tensor.end(), std::byte{0xee});
+    std::vector<GetOutcome> got(kBlocks);
+    EXPECT_TRUE(client_->get(gets, {}, options, got));
+    for (const GetOutcome& outcome : got) EXPECT_EQ(outcome.code, Code::kOk);
+    EXPECT_TRUE(tensors_ == before);
+    return staged.load();
+  }
+  size_t piece_ = 0;
+  std::vector<std::vector<std::byte>> tensors_;
+};
+
+TEST_F(Scattered, BlocksGoAndComeBetweenManyTensorsInPlace) {
+  open_with(2, 40'000);
+  EXPECT_EQ(round(), 0u);
+  EXPECT_EQ(stat("rdma_direct_bytes"), 2 * bytes());
+  EXPECT_EQ(stat("registrations"), kLayers) << "once, at the start";
+}
+
+TEST_F(Scattered, SmallPiecesShareARequest) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open_with(1, 4096 + 3);
+  EXPECT_EQ(round(), 0u);
+  EXPECT_EQ(stat("rdma_direct_bytes"), 2 * bytes());
+  // 24 pieces of a block: 16 in one request, 8 in the next
+  EXPECT_EQ(fake().requests(0), 2 * 2 * kBlocks);
+}
+
+TEST_F(Scattered, ADeviceThatTakesOneRangeARequestStagesSmallPieces) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open_with(1, 4096 + 3, 1);
+  EXPECT_EQ(round(), 2 * bytes());
+  EXPECT_EQ(stat("rdma_direct_bytes"), 0u);
+}
+
+TEST_F(Scattered, PiecesOfARailThatFailsGoOverTheOther) {
+  if (rdma_is_real()) GTEST_SKIP();
+  open_with(2, 40'000);
+  fake().fail_after(0, 5);
+  EXPECT_EQ(round(), 0u);
+  EXPECT_GE(stat("rdma_direct_bytes"), 2 * bytes());
+}
+
+TEST_F(Scattered, ATensorThatIsNoLongerRegisteredMakesItsBlocksStaged) {
+  open_with(1, 40'000);
+  ASSERT_TRUE(client_->unregister_buffer(slice_of(tensors_[3])));
+  EXPECT_EQ(round(), 2 * bytes());
+}
+
+TEST_F(Scattered, LayersOfManyBlocksAreWrittenInPlace) {
+  open_with(1, 40'000);
+  std::vector<Key> keys;
+  for (size_t i = 0; i < kBlocks; ++i) keys.push_back(key_of(i));
+  auto made = client_->reserve(std::span(keys), kLayers * 2 * piece_, {});
+  ASSERT_TRUE(made) << made.status().message;
+  std::atomic<uint64_t> staged{0};
+  CallOptions options;
+  options.staged_bytes = &staged;
+  std::vector<Code> codes(kBlocks);
+  std::vector<std::vector<ConstSlice>> blocks;
+  for (size_t block = 0; block < kBlocks; ++block) blocks.push_back(pieces<ConstSlice>(block));
+  for (size_t layer = 0; layer < kLayers; ++layer) {
+    std::vector<std::span<const ConstSlice>> sources;
+    for (const auto& block : blocks) sources.push_back(std::span(block).subspan(2 * layer, 2));
+    ASSERT_TRUE((*made)->write(2 * layer * piece_, sources, options, codes));
+    for (const Code code : codes) EXPECT_EQ(code, Code::kOk);
+  }
+  ASSERT_TRUE((*made)->commit({}, codes));
+  EXPECT_EQ(staged.load(), 0u);
+  EXPECT_EQ(stat("rdma_direct_bytes"), bytes());
+  std::vector<std::byte> copy(kLayers * 2 * piece_);
+  ASSERT_EQ(get_one(*client_, key_of(2), copy).code, Code::kOk);
+  const auto wanted = pieces<ConstSlice>(2);
+  for (size_t i = 0; i < wanted.size(); ++i)
+    EXPECT_TRUE(std::equal(wanted[i].data, wanted[i].data + piece_,
+                           copy.begin() + static_cast<ptrdiff_t>(i * piece_)));
 }
 
 // Pages that were freed and mapped anew at the same address: what a device still has of the old ones must not

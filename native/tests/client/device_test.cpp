@@ -130,6 +130,38 @@ TEST_F(DevicePool, BlocksGoAndComeInPlace) {
   EXPECT_EQ(stat_of(*client_, "get_hits"), 24u);
 }
 
+// As engines have it: a tensor for each layer.
+TEST_F(DevicePool, ABlockInSeveralBuffersOfTheGpuGoesInPlace) {
+  open_device(1);
+  ASSERT_TRUE(client_->unregister_buffer(device(0, kArenaBytes)));
+  const Slice tensors[] = {device(0, 1 << 20), device(1 << 20, kArenaBytes - (1 << 20))};
+  for (const Slice& tensor : tensors) {
+    ASSERT_TRUE(
+        client_->register_device_buffer(gpu_.device, {reinterpret_cast<uint64_t>(tensor.data), tensor.size}));
+    const Status attached = client_->attach_buffer(tensor);
+    ASSERT_TRUE(attached) << attached.message;
+  }
+  const auto bytes = bytes_of(9, 600'000);
+  std::copy(bytes.begin(), bytes.begin() + 300'000, arena_.data + 100);
+  std::copy(bytes.begin() + 300'000, bytes.end(), arena_.data + (2 << 20));
+  const Slice parts[] = {device(100, 300'000), device(2 << 20, 300'000)};
+  const ConstSlice sources[] = {{parts[0].data, parts[0].size}, {parts[1].data, parts[1].size}};
+  const PutBlock put{key_of(1), sources};
+  PutOutcome stored;
+  ASSERT_TRUE(client_->put(std::span(&put, 1), 1, options(), std::span(&stored, 1)));
+  EXPECT_EQ(stored.code, Code::kOk) << said();
+  std::fill_n(arena_.data, arena_.size, std::byte{0x5a});
+  const GetBlock get{key_of(1), parts, 0};
+  GetOutcome got;
+  ASSERT_TRUE(client_->get(std::span(&get, 1), {}, options(), std::span(&got, 1)));
+  EXPECT_EQ(got.code, Code::kOk) << said();
+  EXPECT_TRUE(std::equal(bytes.begin(), bytes.begin() + 300'000, arena_.data + 100));
+  EXPECT_TRUE(std::equal(bytes.begin() + 300'000, bytes.end(), arena_.data + (2 << 20)));
+  EXPECT_EQ(stat_of(*client_, "rdma_direct_bytes"), 2 * bytes.size());
+  EXPECT_EQ(stat_of(*client_, "registrations"), 2u);
+  for (const Slice& tensor : tensors) ASSERT_TRUE(client_->unregister_buffer(tensor));
+}
+
 TEST_F(DevicePool, TheRailBesideTheGpuIsKnown) {
   const TwoSockets machine;
   sysfs_folder_ = machine.folder();
@@ -318,9 +350,11 @@ TEST_F(DevicePool, HostCallsNeverFindDeviceMemory) {
   const Slice listed = this->device(0, 1 << 20);
   ASSERT_TRUE(book.add(listed, device));
   EXPECT_EQ(book.add(listed).code, Code::kInvalidArgument) << "one memory is of one kind";
-  EXPECT_EQ(book.registration_of(std::span(&listed, 1)), 0u);
-  EXPECT_NE(book.registration_of(std::span(&listed, 1), device.get()), 0u);
-  EXPECT_EQ(book.registration_of(std::span(&listed, 1)), 0u);
+  std::vector<RegionHandle> found;
+  EXPECT_FALSE(book.registrations_of(std::span(&listed, 1), nullptr, found));
+  EXPECT_TRUE(book.registrations_of(std::span(&listed, 1), device.get(), found));
+  EXPECT_NE(found.at(0), 0u);
+  EXPECT_FALSE(book.registrations_of(std::span(&listed, 1), nullptr, found));
   EXPECT_EQ(book.device_of(std::span(&listed, 1)), device);
   const Slice beyond = this->device(1 << 20, 1);
   EXPECT_EQ(book.device_of(std::span(&beyond, 1)), nullptr);
@@ -330,7 +364,7 @@ TEST_F(DevicePool, HostCallsNeverFindDeviceMemory) {
   BufferBook small(rdma, {1 << 20, 8}, counters);
   const auto its = small.device(gpu_.device);
   ASSERT_TRUE(small.add(large, its));
-  EXPECT_EQ(small.registration_of(std::span(&large, 1), its.get()), 0u);
+  EXPECT_FALSE(small.registrations_of(std::span(&large, 1), its.get(), found));
   EXPECT_EQ(its->said().find("staged, because a buffer of "), 0u);
 }
 

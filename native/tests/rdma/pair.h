@@ -68,13 +68,13 @@ class FabricTest : public ::testing::Test {
   }
   static Post post(bool write, std::span<std::byte> local, const Registration& mine,
                    const Registration& theirs, uint64_t id = 1) {
-    return {id,
-            write,
-            local.data(),
-            static_cast<uint32_t>(local.size()),
-            mine.local_key(),
-            theirs.remote_address(),
-            theirs.remote_key()};
+    Post made;
+    made.id = id;
+    made.write = write;
+    made.add(local.data(), static_cast<uint32_t>(local.size()), mine.local_key());
+    made.remote_address = theirs.remote_address();
+    made.remote_key = theirs.remote_key();
+    return made;
   }
   static Slice slice(std::vector<std::byte>& bytes) { return {bytes.data(), bytes.size()}; }
   Options options_ = fake_options();

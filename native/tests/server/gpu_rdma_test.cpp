@@ -71,9 +71,7 @@ class PeerDevice {
   rdma::WorkOutcome move(bool write, const Granted& to, int64_t offset, uint32_t length) {
     rdma::Post post;
     post.write = write;
-    post.local = buffer.data();
-    post.length = length;
-    post.local_key = memory_->local_key();
+    post.add(buffer.data(), length, memory_->local_key());
     post.remote_address = to.exposure.address + static_cast<uint64_t>(offset);
     post.remote_key = to.exposure.keys[0];
     if (endpoint_->post(std::span(&post, 1)) != 1) return rdma::WorkOutcome::kFailed;

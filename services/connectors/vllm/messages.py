@@ -56,6 +56,7 @@ class LoadEnd:
     waited_s: float = 0.0  # for blocks of another instance
     hidden_s: float = 0.0  # of `seconds`, within that wait
     by_shard: dict[int, ShardLoad] = field(default_factory=dict)
+    staged_bytes: int = 0  # of `loaded_bytes`
 
 
 @dataclass
@@ -101,6 +102,7 @@ def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
         max(a.waited_s, b.waited_s),
         min(a.hidden_s, b.hidden_s),
         a.by_shard | b.by_shard,
+        a.staged_bytes + b.staged_bytes,
     )
 
 

@@ -390,6 +390,7 @@ class SchedulerSide:
                 waited_s=load.waited_s,
                 hidden_s=load.hidden_s,
                 shards=load.by_shard,
+                staged_bytes=load.staged_bytes,
             )
             if load.waited_s:
                 self.stats.seen("wait_seconds", load.waited_s)

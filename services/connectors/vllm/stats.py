@@ -13,6 +13,7 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from mooncache.client.figures import FAMILIES, RAIL_UP
+from mooncache.kvcache.in_place import PATH_TEXT, Path
 
 PREFIX: Final = "mooncache_connector_"
 OBSERVATIONS_MAX: Final = 4096
@@ -23,6 +24,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "hit_tokens": ("Tokens that were loaded instead of computed.", ""),
     "loaded_blocks": ("Blocks loaded from the pool.", ""),
     "loaded_bytes": ("Bytes loaded from the pool.", ""),
+    "load_path_bytes": (PATH_TEXT.format("loaded from"), "path"),
     "load_failures": ("Blocks that could not be loaded, by reason.", "reason"),
     "awaiting_requests": (
         "Requests that awaited blocks of another instance, by where: streamed, or why not (then before the load).",
@@ -38,6 +40,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
         "Layers of a step's blocks that vLLM's hook handed over while the step was computed.",
         "",
     ),
+    "save_path_bytes": (PATH_TEXT.format("stored in"), "path"),
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
@@ -85,6 +88,12 @@ class ConnectorStats(KVConnectorStats):  # type: ignore[misc]
         assert name in COUNTERS
         key = f"{name}:{label}" if label else name
         self.data["count"][key] = self.data["count"].get(key, 0) + amount
+
+    def count_path(self, name: str, moved_bytes: int, staged_bytes: int) -> None:
+        """Add bytes that moved to the counters of their ways."""
+        for path, amount in ((Path.IN_PLACE, moved_bytes - staged_bytes), (Path.STAGED, staged_bytes)):
+            if amount > 0:
+                self.count(name, amount, path)
 
     def seen(self, name: str, value: float) -> None:
         """One observation of a histogram; beyond the limit of one interval they are not kept."""

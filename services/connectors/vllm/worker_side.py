@@ -27,6 +27,7 @@ from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
+from mooncache.kvcache.in_place import InPlace
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
@@ -57,7 +58,7 @@ class WorkerSide:
     def __init__(
         self,
         settings: ConnectorSettings,
-        connect: Callable[[], PoolLink] | None,
+        connect: Callable[[InPlace], PoolLink] | None,
         config: Any,
         cache_config: Any,
     ) -> None:
@@ -66,6 +67,7 @@ class WorkerSide:
         self._config = config
         self._cache_config = cache_config
         self._link: PoolLink | None = None
+        self._in_place: InPlace | None = None
         self._mover: Mover | None = None
         self._layers: LayerSaver | None = None
         self._layered: dict[str, TransferJob] = {}
@@ -127,7 +129,8 @@ class WorkerSide:
             return
         connector = self._settings.connector
         tracing.setup("engine", load())  # beside vLLM's own spans, in the same trace
-        self._link = self._connect()
+        self._in_place = InPlace(memory, connector.registered_bytes_max)
+        self._link = self._connect(self._in_place)
         self._mover = Mover(
             self._link,
             memory,
@@ -290,7 +293,8 @@ class WorkerSide:
             self._loading.discard(report.name)
             if report.name in self._stale:
                 self._stale.discard(report.name)
-                report.loaded, report.loaded_bytes, report.reason = 0, 0, MoveFailure.STALE
+                report.loaded, report.loaded_bytes, report.staged_bytes = 0, 0, 0
+                report.reason = MoveFailure.STALE
             got.finished.add(report.name)
             got.bad_blocks.update(report.blocks[report.loaded :])
             self._ends.loads[report.name] = LoadEnd(
@@ -305,10 +309,12 @@ class WorkerSide:
                         report.loaded, report.transfer_s, is_cut=report.reason is MoveFailure.TOO_SLOW
                     )
                 },
+                staged_bytes=report.staged_bytes,
             )
             self.stats.count("loads")
             self.stats.count("loaded_blocks", report.loaded)
             self.stats.count("loaded_bytes", report.loaded_bytes)
+            self.stats.count_path("load_path_bytes", report.loaded_bytes, report.staged_bytes)
             self.stats.count("hit_tokens", report.loaded * self._config.cache_config.block_size)
             self.stats.seen("load_seconds", report.transfer_s)
             missing = len(report.blocks) - report.loaded
@@ -326,6 +332,7 @@ class WorkerSide:
         if stored:
             self.stats.count("saved_blocks", stored)
             self.stats.count("saved_bytes", report.saved_bytes)
+            self.stats.count_path("save_path_bytes", report.saved_bytes, report.staged_bytes)
             self.stats.seen("save_seconds", report.seconds)
         if report.present:
             self.stats.count("present_blocks", report.present)
@@ -374,6 +381,8 @@ class WorkerSide:
             self._link.close()
         if self._mover is not None:
             self._mover.close()
+        if self._in_place is not None:
+            self._in_place.close()
         tracing.shutdown()
 
 

@@ -82,6 +82,7 @@ class Sequence:
     local_tokens: int = 0
     loaded_tokens: int = 0
     loaded_bytes: int = 0
+    staged_bytes: int = 0
     failed_blocks: int = 0
     weighed: Weighed | None = None  # what was decided when awaited blocks were not there yet
     computed_faster: bool = False
@@ -174,6 +175,7 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
         local_tokens=sequence.local_tokens,
         loaded_tokens=sequence.loaded_tokens,
         loaded_bytes=sequence.loaded_bytes,
+        staged_bytes=sequence.staged_bytes,
         waited_ms=round(sequence.waited_ms, 3),
         load_ms=round(sequence.load_ms, 3),
         hidden_ms=round(sequence.hidden_ms, 3),

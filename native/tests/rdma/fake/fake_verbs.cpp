@@ -72,6 +72,7 @@ int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** bad) {
     if (error == 0 && device.removed) error = EIO;
     if (error == 0 && qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_ERR) error = EINVAL;
     if (error == 0 && qp->pending.size() >= qp->depth) error = ENOMEM;
+    if (error == 0 && request->num_sge > static_cast<int>(qp->gathers)) error = EINVAL;
     if (error != 0) {
       *bad = request;
       return error;
@@ -82,10 +83,12 @@ int post_send(ibv_qp* handle, ibv_send_wr* requests, ibv_send_wr** bad) {
     }
     FakeQp::Pending pending;
     pending.request = *request;
-    if (request->num_sge > 0) pending.piece = *request->sg_list;
-    if ((request->send_flags & IBV_SEND_INLINE) != 0) {
-      const auto* from = reinterpret_cast<const std::byte*>(pending.piece.addr);
-      pending.copy.assign(from, from + pending.piece.length);
+    for (int i = 0; i < request->num_sge; ++i) {
+      const ibv_sge& piece = pending.pieces.emplace_back(request->sg_list[i]);
+      pending.length += piece.length;
+      const auto* from = reinterpret_cast<const std::byte*>(piece.addr);
+      if ((request->send_flags & IBV_SEND_INLINE) != 0)
+        pending.copy.insert(pending.copy.end(), from, from + piece.length);
     }
     pending.due = std::chrono::steady_clock::now() + std::chrono::microseconds(device.latency_us);
     qp->pending.push_back(std::move(pending));
@@ -129,6 +132,9 @@ void mooncache_fake_dma_buf(int fd, void* memory, uint64_t size) {
 }
 void mooncache_fake_flip_bits(uint32_t count) {
   network().flip_bits(count);
+}
+void mooncache_fake_fail(const char* name, int error, int times, int skip) {
+  network().fail(name, error, times, skip);
 }
 void mooncache_fake_cut_path(uint32_t device, int cut) {
   network().cut_path(device, cut != 0);
@@ -188,12 +194,13 @@ int ibv_close_device(ibv_context* context) {
   return fail_with(net.fault("ibv_close_device"));
 }
 
-int ibv_query_device(ibv_context*, ibv_device_attr* facts) {
+int ibv_query_device(ibv_context* context, ibv_device_attr* facts) {
   Network& net = network();
   const Lock lock(net.mutex);
   if (const int error = net.fault("ibv_query_device")) return fail_with(error);
   std::memset(facts, 0, sizeof *facts);
   facts->phys_port_cnt = 1;
+  facts->max_sge = facts->max_sge_rd = net.state(context).max_gather;
   facts->max_qp_rd_atom = facts->max_qp_init_rd_atom = 16;
   return 0;
 }
@@ -373,6 +380,7 @@ ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* wish) {
   made->qp.qp_num = net.next_number++;
   made->device = reinterpret_cast<FakeContext*>(pd->context)->index;
   made->depth = wish->cap.max_send_wr;
+  made->gathers = wish->cap.max_send_sge;
   net.queue_pairs[made->qp.qp_num] = made;
   return &made->qp;
 }

@@ -37,6 +37,8 @@ class FakeVerbs {
   virtual void set_dma_buf_supported(uint32_t device, bool supported) = 0;
   // What a port takes in one message; a longer one ends with LOC_LEN_ERR. Before it is opened.
   virtual void set_max_message(uint32_t device, uint32_t bytes) = 0;
+  // Ranges of one request; more are refused. Before it is opened.
+  virtual void set_max_gather(uint32_t device, int ranges) = 0;
   // Reports of different queue pairs overtake each other; those of one do not.
   virtual void shuffle_reports(uint64_t seed) = 0;
   // The next report appears twice, or is followed by one about a request that nobody posted.

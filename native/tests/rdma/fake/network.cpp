@@ -152,6 +152,11 @@ void Network::set_max_message(uint32_t device, uint32_t bytes) {
   devices.at(device).max_message_bytes = bytes;
 }
 
+void Network::set_max_gather(uint32_t device, int ranges) {
+  const std::lock_guard lock(mutex);
+  devices.at(device).max_gather = ranges;
+}
+
 void Network::hang(uint32_t device, bool hung) {
   const std::lock_guard lock(mutex);
   devices.at(device).hung = hung;
@@ -294,7 +299,7 @@ void Network::execute(FakeQp& qp, const FakeQp::Pending& pending) {
     const DeviceState& to = devices.at(found->second->device);
     if (!from.active) {
       status = IBV_WC_LOC_QP_OP_ERR;
-    } else if (pending.piece.length > from.max_message_bytes) {
+    } else if (pending.length > from.max_message_bytes) {
       status = IBV_WC_LOC_LEN_ERR;
     } else if (!from.cut && !to.cut && to.active && !to.removed) {
       status = move(qp, *found->second, pending);
@@ -308,10 +313,22 @@ void Network::execute(FakeQp& qp, const FakeQp::Pending& pending) {
   if (status == IBV_WC_REM_ACCESS_ERR) found->second->state = IBV_QPS_ERR;
 }
 
+// Where a piece of this side's memory is; null: its key does not say so.
+std::byte* Network::local(const FakeQp& from, const ibv_sge& piece, bool write) const {
+  const auto known = by_key.find(piece.lkey);
+  if (known == by_key.end()) return nullptr;
+  const FakeMr& memory = *known->second;
+  if (memory.mr.pd != from.qp.pd || piece.addr < memory.iova || piece.length > memory.mr.length ||
+      piece.addr - memory.iova > memory.mr.length - piece.length ||
+      (!write && (memory.access & IBV_ACCESS_LOCAL_WRITE) == 0))
+    return nullptr;
+  return static_cast<std::byte*>(memory.mr.addr) + (piece.addr - memory.iova);
+}
+
 ibv_wc_status Network::move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pending) {
   const ibv_send_wr& request = pending.request;
   const bool write = request.opcode == IBV_WR_RDMA_WRITE;
-  const uint64_t length = pending.piece.length;
+  const uint64_t length = pending.length;
   const auto remote = by_key.find(request.wr.rdma.rkey);
   const int needed = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
   const uint64_t address = request.wr.rdma.remote_addr;
@@ -321,25 +338,19 @@ ibv_wc_status Network::move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pen
     return IBV_WC_REM_ACCESS_ERR;
   }
   auto* far = static_cast<std::byte*>(remote->second->mr.addr) + (address - remote->second->iova);
-  auto* near = reinterpret_cast<std::byte*>(pending.piece.addr);
-  if (pending.copy.empty()) {
-    const auto local = by_key.find(pending.piece.lkey);
-    const uint64_t begin = pending.piece.addr;
-    if (local == by_key.end() || local->second->mr.pd != from.qp.pd || begin < local->second->iova ||
-        length > local->second->mr.length ||
-        begin - local->second->iova > local->second->mr.length - length ||
-        (!write && (local->second->access & IBV_ACCESS_LOCAL_WRITE) == 0)) {
-      return IBV_WC_LOC_PROT_ERR;
-    }
-    near = static_cast<std::byte*>(local->second->mr.addr) + (begin - local->second->iova);
+  if (!pending.copy.empty()) std::memcpy(far, pending.copy.data(), length);
+  const bool flip = flips > 0 && length > 0;
+  if (flip) --flips;
+  uint64_t at = 0;
+  for (const ibv_sge& piece : pending.pieces) {
+    if (!pending.copy.empty()) break;
+    std::byte* near = local(from, piece, write);
+    if (near == nullptr) return IBV_WC_LOC_PROT_ERR;
+    std::memcpy(write ? far + at : near, write ? near : far + at, piece.length);
+    if (flip && !write && length / 2 - at < piece.length) near[length / 2 - at] ^= std::byte{1};
+    at += piece.length;
   }
-  const std::byte* source = write ? (pending.copy.empty() ? near : pending.copy.data()) : far;
-  std::byte* target = write ? far : near;
-  std::memcpy(target, source, length);
-  if (flips > 0 && length > 0) {
-    --flips;
-    target[length / 2] = target[length / 2] ^ std::byte{1};
-  }
+  if (flip && write) far[length / 2] ^= std::byte{1};
   devices.at(from.device).bytes += length;
   return IBV_WC_SUCCESS;
 }

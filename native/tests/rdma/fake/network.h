@@ -41,6 +41,7 @@ struct DeviceState {
   ibv_mtu path_mtu = IBV_MTU_256;
   uint64_t fail_after = 0;
   uint32_t max_message_bytes = 8 << 20;
+  int max_gather = 16;
   uint64_t bytes = 0;
   uint64_t requests = 0;
 };
@@ -79,10 +80,12 @@ struct FakeQp {
   uint32_t peer = 0;
   int access = 0;
   uint32_t depth = 0;
+  uint32_t gathers = 0;
   ibv_qp_state state = IBV_QPS_RESET;
   struct Pending {
     ibv_send_wr request{};
-    ibv_sge piece{};
+    std::vector<ibv_sge> pieces;
+    uint64_t length = 0;          // of all pieces
     std::vector<std::byte> copy;  // of inline data
     std::chrono::steady_clock::time_point due;
   };
@@ -114,6 +117,7 @@ class Network final : public FakeVerbs {
   void flip_bits(uint32_t count) override;
   void fail_after(uint32_t device, uint64_t requests) override;
   void set_max_message(uint32_t device, uint32_t bytes) override;
+  void set_max_gather(uint32_t device, int ranges) override;
   uint64_t bytes_moved(uint32_t device) const override;
   uint64_t requests(uint32_t device) const override;
   uint64_t live_objects() const override;
@@ -166,6 +170,7 @@ class Network final : public FakeVerbs {
   bool execute_one(std::chrono::steady_clock::time_point now);
   void execute(FakeQp& qp, const FakeQp::Pending& pending);
   ibv_wc_status move(FakeQp& from, FakeQp& to, const FakeQp::Pending& pending);
+  std::byte* local(const FakeQp& from, const ibv_sge& piece, bool write) const;
 
   bool stopping_ = false;
   bool shuffled_ = false;

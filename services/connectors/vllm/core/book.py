@@ -343,6 +343,7 @@ class RequestBook:
         waited_s: float = 0.0,
         hidden_s: float = 0.0,
         shards: Mapping[int, ShardLoad] | None = None,
+        staged_bytes: int = 0,
     ) -> int:
         """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come.
 
@@ -351,6 +352,7 @@ class RequestBook:
             shards: what each shard measured.
             reason: why blocks did not come. Of a load that did not keep its pace the pool has them all the same.
             waited_s: for blocks of another instance; `hidden_s` of `seconds` were within that.
+            staged_bytes: of `size_bytes`, those that passed through staging memory.
         """
         request = self._requests.get(request_id)
         if request is None or request.loading is None:
@@ -360,6 +362,7 @@ class RequestBook:
         if not request.running:
             request.loaded_tokens += count * self._block_tokens
         request.loaded_bytes += size_bytes
+        request.staged_bytes += staged_bytes
         request.load_s += seconds
         request.waited_s += waited_s
         request.hidden_s += hidden_s

@@ -111,6 +111,7 @@ class RequestState:
     outcome: CacheOutcome = CacheOutcome.UNKNOWN  # of the lookup; UNKNOWN when it was answered
     loaded_tokens: int = 0
     loaded_bytes: int = 0
+    staged_bytes: int = 0
     waited_s: float = 0.0
     load_s: float = 0.0
     hidden_s: float = 0.0
@@ -129,6 +130,7 @@ def report_of(request: RequestState, block_tokens: int) -> CacheReport:
         local_tokens=request.local_tokens,
         loaded_tokens=request.loaded_tokens,
         loaded_bytes=request.loaded_bytes,
+        staged_bytes=request.staged_bytes,
         waited_ms=round(request.waited_s * 1e3, 3),
         load_ms=round(request.load_s * 1e3, 3),
         hidden_ms=round(request.hidden_s * 1e3, 3),
