@@ -14,6 +14,7 @@ SEQUENCES_MAX: Final = 100_000
 EXCLUDED_MAX: Final = 64
 REPORTS_MAX: Final = 1024
 LEGS_MAX: Final = 64  # of one request
+ENDED_LEGS_MAX: Final = 4096  # in one report of an instance
 TEXT_CHARS_MAX: Final = 4096
 NAME_CHARS_MAX: Final = 256
 WATCHERS_MAX: Final = 4096

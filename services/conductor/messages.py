@@ -197,11 +197,12 @@ def _leg_of(message: pb.LegReport) -> LegReport:
         ended_ms=_within(message.ended_ms, _MS_MAX),
         code=message.code[:NAME_CHARS_MAX],
         usage=counted if message.HasField("usage") else None,
-        cache=_cache_of(message.cache) if message.HasField("cache") else None,
+        cache=cache_of(message.cache) if message.HasField("cache") else None,
     )
 
 
-def _cache_of(message: pb.CacheReport) -> CacheReport:
+def cache_of(message: pb.CacheReport) -> CacheReport:
+    """A cache report with usable numbers."""
     return CacheReport(
         asked_tokens=_count(message.asked_tokens),
         hit_tokens=_count(message.hit_tokens),
