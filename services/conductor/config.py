@@ -37,7 +37,6 @@ def settings_of(section: ConductorSection) -> SchedulerSettings:
         rules=Rules(
             admission=AdmissionMode.LEARNED if section.admission_enabled else AdmissionMode.NONE,
             inline_tokens_max=section.inline_tokens_max,
-            holds=False,  # engines take in whatever has room
         ),
         report_interval_s=section.report_interval_s,
         suspect_after_s=section.suspect_after_s,

@@ -110,7 +110,9 @@ class ServedModel:
         """The prefill model of an instance's type."""
         found = self.prefills.get(kind_of(info))
         if found is None:
-            found = self.prefills[kind_of(info)] = PrefillLearner(learning.prefill_prior(info.engine))
+            found = self.prefills[kind_of(info)] = PrefillLearner(
+                learning.prefill_prior(info.engine, info.stages)
+            )
         return found
 
     def observed_prefill(self, info: InstanceInfo, n: int, p: int, seconds: float) -> None:
@@ -254,8 +256,9 @@ class ModelBooks:
 
 
 def kind_of(info: InstanceInfo) -> str:
-    """The type of an instance: engines of one kind and version compute equally fast."""
-    return f"{info.engine} {info.engine_version}".strip()
+    """The type of an instance: engines of one kind, version and number of parts compute equally fast."""
+    parts = "" if info.stages == info.ranks == 1 else f"{info.stages}x{info.ranks}"
+    return f"{info.engine} {info.engine_version} {parts}".strip()
 
 
 _NO_TRANSFERS = TransferLearner()
