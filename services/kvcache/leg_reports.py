@@ -69,15 +69,15 @@ class LegReporter:
         self._socket: zmq.Socket[bytes] | None = None
 
     def send(self, leg: EndedLeg) -> bool:
-        """Send a report, without waiting. Returns False when it found no room, because none before it were taken."""
+        """Send a report, without waiting. Returns False when it is lost: none before it was taken, or no way."""
         if self._path is None:
             return True
-        if self._socket is None:  # not before: an engine may fork after its connector was made
-            self._socket = zmq.Context.instance().socket(zmq.PUSH)
-            self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.SNDHWM, QUEUE_MAX)
-            self._socket.connect(f"ipc://{self._path}")
         try:
+            if self._socket is None:  # not before: an engine may fork after its connector was made
+                self._socket = zmq.Context.instance().socket(zmq.PUSH)
+                self._socket.setsockopt(zmq.LINGER, 0)
+                self._socket.setsockopt(zmq.SNDHWM, QUEUE_MAX)
+                self._socket.connect(f"ipc://{self._path}")
             self._socket.send(encode(leg), zmq.NOBLOCK)
         except zmq.ZMQError:
             return False

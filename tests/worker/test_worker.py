@@ -18,7 +18,7 @@ from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, PermissionDenied
 from mooncache.kvcache.keys import passport_from_json, passport_to_json, request_keys
 from mooncache.kvcache.leg_hint import CacheReport
-from mooncache.kvcache.leg_reports import EndedLeg, LegReporter, encode
+from mooncache.kvcache.leg_reports import QUEUE_MAX, EndedLeg, LegReporter, encode
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
 from mooncache.runtime.grpc_channel import GrpcChannel
@@ -402,3 +402,16 @@ async def test_hostile_reports_of_legs_are_counted_and_left_out(tmp_path: Path) 
         assert state.counters[WorkerCounter.ENDED_LEGS_LOST] == 2
         socket = run_engine.passport_path(state).with_suffix(".legs")
         assert socket.stat().st_mode & 0o077 == 0, "no other user may write there"
+
+
+def test_an_engine_goes_on_when_nothing_takes_its_reports(tmp_path: Path) -> None:
+    leg = EndedLeg("d-1", CacheReport())
+    assert LegReporter(None).send(leg), "no worker is beside it"
+    for path in (tmp_path / "passport.json", tmp_path / ("x" * 200) / "passport.json"):
+        reporter = LegReporter(path)
+        try:
+            kept = [reporter.send(leg) for _ in range(2 * QUEUE_MAX)]
+            assert kept.count(True) <= QUEUE_MAX + 1, "so many wait for a worker that may come"
+            assert not kept[-1]
+        finally:
+            reporter.close()
