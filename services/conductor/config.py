@@ -15,6 +15,7 @@ SEQUENCES_MAX: Final = 100_000
 EXCLUDED_MAX: Final = 64
 REPORTS_MAX: Final = 1024
 LEGS_MAX: Final = 64  # of one request
+ENDED_LEGS_MAX: Final = 4096  # in one report of an instance
 TEXT_CHARS_MAX: Final = 4096
 NAME_CHARS_MAX: Final = 256
 WATCHERS_MAX: Final = 4096
@@ -42,7 +43,6 @@ def settings_of(section: ConductorSection) -> SchedulerSettings:
         rules=Rules(
             admission=AdmissionMode.LEARNED if section.admission_enabled else AdmissionMode.NONE,
             inline_tokens_max=section.inline_tokens_max,
-            holds=False,  # engines take in whatever has room
         ),
         report_interval_s=section.report_interval_s,
         suspect_after_s=section.suspect_after_s,

@@ -87,11 +87,12 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
             raise errors.InvalidArgument(f"{name} is longer than {TEXT_CHARS_MAX} characters")
     if not 0 <= instance.block_tokens <= 1 << 20:
         raise errors.InvalidArgument(f"block_tokens is {instance.block_tokens}")
-    group, block_tokens = 0, instance.block_tokens
+    group, block_tokens, stages, ranks = 0, instance.block_tokens, 1, 1
     if instance.passport_json:
         passport = passport_from_json(instance.passport_json)
         group = group_of(passport.root())
         block_tokens = block_tokens or passport.block_tokens
+        stages, ranks = max(1, passport.pp_size), max(1, passport.tp_size)
     return InstanceInfo(
         instance_id=named(instance.instance_id, "instance_id", chars_max=128),
         incarnation=instance.incarnation,
@@ -104,6 +105,8 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
         kv_bytes_per_token=min(instance.kv_bytes_per_token, 1 << 40),
         max_sequences=instance.max_sequences,
         pool=instance.pool,
+        stages=stages,
+        ranks=ranks,
         **texts,
     )
 
@@ -197,11 +200,12 @@ def _leg_of(message: pb.LegReport) -> LegReport:
         ended_ms=_within(message.ended_ms, _MS_MAX),
         code=message.code[:NAME_CHARS_MAX],
         usage=counted if message.HasField("usage") else None,
-        cache=_cache_of(message.cache) if message.HasField("cache") else None,
+        cache=cache_of(message.cache) if message.HasField("cache") else None,
     )
 
 
-def _cache_of(message: pb.CacheReport) -> CacheReport:
+def cache_of(message: pb.CacheReport) -> CacheReport:
+    """A cache report with usable numbers."""
     return CacheReport(
         asked_tokens=_count(message.asked_tokens),
         hit_tokens=_count(message.hit_tokens),

@@ -52,8 +52,8 @@ class GatewayMetrics:
         )
         self.waits_cut = metrics.counter(
             "waits_cut",
-            "Decode legs that were sent again because the blocks of their prefill leg will not come: not_stored, as "
-            "the prefill engine said; not_come, as the pool said when the time for them was up.",
+            "Decode legs that were sent again because the blocks of their prefill leg had not come (not_come), as the "
+            "pool said when the time for them was up.",
             ("reason",),
         )
         self.retries = metrics.counter("retries", "Legs sent again.", ("leg",))

@@ -262,7 +262,13 @@ class Engine:
         has_place = len(self.scheduler.running) + 1 < self.scheduler.batch_max
         memory = EngineMemory(self.blocks.free_count if has_place else 0, self.blocks.count)
         limit_s = sequence.wait_until_s - time.monotonic()
-        return self.streaming.place(blocks, limit_s=limit_s, memory=memory, streams=self._streams)
+        return self.streaming.place(
+            blocks,
+            limit_s=limit_s,
+            memory=memory,
+            streams=self._streams,
+            expected_s=sequence.hint.expected_s,
+        )
 
     def _take_ended(self) -> None:
         """Answers of the pool, and loads and saves that ended."""

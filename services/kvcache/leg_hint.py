@@ -59,11 +59,18 @@ class LegHint:
     public_salt: str = ""  # see keys.request_keys
     store_node: str = ""  # the pool's node through which the legs hand blocks over, by its id
     request_id: str = ""  # for logs
+    decision_id: str = ""  # of the plan; the worker's report of a leg names it
+    expected_ms: int = 0  # how long the wait is expected to last; 0: not said
 
     @property
     def wait_s(self) -> float:
         """How long to wait, ten minutes at most: an engine's memory may be held meanwhile."""
         return min(self.wait_ms, WAIT_MS_MAX) / 1e3
+
+    @property
+    def expected_s(self) -> float:
+        """How long the wait is expected to last, its limit at most; 0: not said."""
+        return min(self.expected_ms / 1e3, self.wait_s)
 
     @property
     def is_awaited(self) -> bool:

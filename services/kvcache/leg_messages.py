@@ -1,10 +1,11 @@
-"""Between what is said of a leg and the messages about it: gateways write these, the conductor reads them."""
+"""Between what is said of a leg and the messages about it: gateways and workers write, the conductor reads."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Final
 
-from mooncache.kvcache.leg_hint import CacheOutcome, LegRole
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 LEG_ROLES: Final = {pb.LEG_ROLE_PREFILL: LegRole.PREFILL, pb.LEG_ROLE_DECODE: LegRole.DECODE}
@@ -22,3 +23,11 @@ CACHE_OUTCOMES: Final = {
     pb.CACHE_OUTCOME_LOAD_CUT: CacheOutcome.LOAD_CUT,
 }
 CACHE_OUTCOME_NUMBERS: Final = {outcome: number for number, outcome in CACHE_OUTCOMES.items()}
+
+
+def cache_message(cache: CacheReport) -> pb.CacheReport:
+    """A cache report as a message."""
+    said = {**asdict(cache), "outcome": CACHE_OUTCOME_NUMBERS[cache.outcome]}
+    if cache.held_tokens < 0:
+        del said["held_tokens"]
+    return pb.CacheReport(**said)

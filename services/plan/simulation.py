@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost
+from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost, Rules
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.plan.core.certainty import SimulatedRun
 from mooncache.plan.core.estimate import Layout
@@ -110,7 +110,7 @@ def run(
     on_progress: CheckProgress | None = None,
 ) -> tuple[SimulatedRun, Result]:
     """One simulation. `on_progress` gets the share that is done."""
-    options = SimOptions(policy=POLICY, seed=seed, noise=NOISE)
+    options = SimOptions(policy=POLICY, rules=Rules(pipelines=True), seed=seed, noise=NOISE)
 
     def progress(arrived: int, count: int, _now_s: float) -> None:
         if on_progress is not None:

@@ -107,7 +107,8 @@ def play(sources: Sources, run: Run) -> Result:
         slo=Slo(run.ttft_slo_s, run.tbt_slo_s),
         roles=RoleSwitching(enabled=run.roles),
     )
-    rules = Rules(admission=run.admission, threshold=run.threshold)
+    # The papers' decode nodes hold newcomers, and their prefill nodes work together; ours do neither.
+    rules = Rules(admission=run.admission, threshold=run.threshold, holds=True, pipelines=True)
     options = SimOptions(policy=run.policy, rules=rules, seed=setting.SEED, spread_tick_s=0.0)
     return simulate(requests(sources, run), cluster, options)
 

@@ -65,6 +65,7 @@ class Event(enum.StrEnum):
     WORKER_GAVE_UP = "worker.gave_up"  # the engine failed too often; the worker ends
     WORKER_PASSPORT_CHANGED = "worker.passport_changed"  # new weights or a reset: block keys change
     WORKER_PASSPORT_MISSING = "worker.passport_missing"  # a healthy engine reported no usable passport
+    WORKER_LEG_REPORTS_OFF = "worker.leg_reports_off"  # no socket for reports of ended legs (yet)
     WORKER_REGISTERED = "worker.registered"  # a worker registered its instance with the conductor
     WORKER_CONDUCTOR_LOST = "worker.conductor_lost"  # the conductor is unreachable; the engine continues
     WORKER_CONDUCTOR_FOUND = "worker.conductor_found"  # reports reach the conductor again

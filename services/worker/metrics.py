@@ -17,6 +17,9 @@ _COUNTERS = {
     WorkerCounter.CONDUCTOR_CALL_FAILURES: "Calls to the conductor that failed.",
     WorkerCounter.SCRAPE_FAILURES: "Readings of the engine's metrics that failed.",
     WorkerCounter.REPLAY_TIMEOUTS: "Replays of cache events that did not finish in time.",
+    WorkerCounter.ENDED_LEGS: "Decode legs of which the engine said what its cache did.",
+    WorkerCounter.ENDED_LEGS_LOST: "Those that the conductor never heard of, because too many waited.",
+    WorkerCounter.LEG_REPORTS_INVALID: "Reports of legs that could not be read.",
 }
 
 

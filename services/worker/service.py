@@ -34,7 +34,13 @@ from mooncache.runtime.rpc import WORKER_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service, run_service
 from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
 from mooncache.worker import adapters
-from mooncache.worker.background import follow_events, report_instance, run_engine, scrape_load
+from mooncache.worker.background import (
+    follow_events,
+    report_instance,
+    run_engine,
+    scrape_load,
+    take_leg_reports,
+)
 from mooncache.worker.core.load import LoadMeter
 from mooncache.worker.engine_http import EngineHttp
 from mooncache.worker.metrics import WorkerCollector
@@ -136,6 +142,7 @@ class WorkerService(Service):
             Duty("run_engine", self._run_engine),
             Duty("scrape_load", lambda: scrape_load.run(state), scrape_load.INTERVAL_S),
             Duty("follow_events", lambda: follow_events.run(state)),
+            Duty("take_leg_reports", lambda: take_leg_reports.run(state)),
             Duty("report_instance", lambda: report_instance.run(state)),
         )
 

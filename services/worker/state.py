@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,7 @@ from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.keys import passport_to_json
+from mooncache.kvcache.leg_reports import EndedLeg
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.supervision import RunState, Supervision
@@ -36,6 +37,9 @@ class WorkerCounter(StrEnum):
     CONDUCTOR_CALL_FAILURES = "conductor_call_failures"
     SCRAPE_FAILURES = "scrape_failures"
     REPLAY_TIMEOUTS = "replay_timeouts"
+    ENDED_LEGS = "ended_legs"
+    ENDED_LEGS_LOST = "ended_legs_lost"
+    LEG_REPORTS_INVALID = "leg_reports_invalid"
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class WorkerState:
     cache: OwnCache | None = None
     stream: EventStream = field(default_factory=EventStream)
     invalid_events: int = 0
+    ended_legs: deque[EndedLeg] = field(default_factory=deque)  # that the conductor has not heard of
     worker_run: int = 0  # number of this process's run
     drain_asked: bool | None = None  # what an operator wishes, None: not asked
     role_pinned: bool = False  # an operator chose the role

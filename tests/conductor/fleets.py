@@ -27,7 +27,7 @@ from mooncache.conductor.core.policy.types import (
 COST = PrefillCost(0.01, 1e-4, 1e-9, 1e-6)
 DECODING = DecodeCost(0.02, 0.001, 1e-8)
 FAST = TransferCost(0.001, 1e6)
-OPEN = Rules(admission=AdmissionMode.NONE)
+OPEN = Rules(admission=AdmissionMode.NONE, pipelines=True)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ async def test_both_legs_carry_the_same_id_salt_and_tokens(
         assert {prefill.requests[0]["cache_salt"], decode.requests[0]["cache_salt"]} == {salt}
         assert ask_of(prefill.requests[0]).role == "prefill"
         assert ask_of(decode.requests[0]) == LegHint(
-            role="decode", wait_tokens=complete, wait_ms=1000, request_id="req-1"
+            role="decode", wait_tokens=complete, wait_ms=1000, request_id="req-1", decision_id="d-1"
         )
         assert prefill.headers[0]["x-request-id"] == decode.headers[0]["x-request-id"] == "req-1"
         sent = decode.requests[0]

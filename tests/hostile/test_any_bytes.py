@@ -42,6 +42,7 @@ from mooncache.hf_engine.core import chat
 from mooncache.kvcache import identity
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
+from mooncache.kvcache.leg_reports import decode as decode_leg
 from mooncache.proto.v1 import conductor_pb2
 from mooncache.runtime import proof
 from mooncache.worker.core import facts
@@ -55,6 +56,14 @@ from tests.hostile.any_message import any_message
 def test_a_passport(text: str) -> None:
     with contextlib.suppress(InvalidArgument):
         assert passport_from_json(text).block_tokens is not None
+
+
+@given(st.one_of(texts("decision_id", "mooncache", "hit_tokens").map(str.encode), st.binary(max_size=5000)))
+def test_a_report_of_an_ended_leg(data: bytes) -> None:
+    leg = decode_leg(data)
+    if leg is not None:
+        assert 0 < len(leg.decision_id) <= 64
+        assert leg.cache.hit_tokens >= 0
 
 
 @given(texts("passport", "engine_version", "kv_bytes_per_token", "pool"))

@@ -19,6 +19,7 @@ from mooncache.kvcache.core.streaming import (
     WaitPlace,
     wait_place,
 )
+from mooncache.kvcache.leg_hint import LegHint
 
 PLENTY = EngineMemory(900, 1000)
 
@@ -93,3 +94,14 @@ def test_an_engine_learns_how_long_its_loads_take() -> None:
         known.loaded(0, 0.0)
     assert known.place(100, **numbers) is WaitPlace.STREAMED
     assert known.place(1, **numbers) is WaitPlace.NO_GAIN
+
+
+def test_a_plan_that_says_how_long_a_wait_lasts_is_believed() -> None:
+    known = Streaming(StreamMode.AUTO, block_bytes=1 << 20)
+    for _ in range(8):
+        known.loaded(100, 0.1)
+    half: dict[str, Any] = {"limit_s": 30.0, "memory": EngineMemory(300, 2000), "streams": 0}
+    assert known.place(100, **half) is WaitPlace.MEMORY, "a third of the limit is long for the last memory"
+    assert known.place(100, **half, expected_s=0.1) is WaitPlace.STREAMED
+    hint = LegHint.from_params(LegHint(wait_ms=2000, expected_ms=9000).to_params())
+    assert hint.expected_s == 2.0, "no longer than the limit"

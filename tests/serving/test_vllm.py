@@ -16,7 +16,11 @@ import openai
 import pytest
 
 from mooncache.auth import load_cluster_token, tenant_token
+from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.config import load
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conditions import until
 from tests.serving.conftest import MAX_TOKENS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -164,6 +168,36 @@ async def test_streaming_equals_not_streaming(vllm_cluster: EmbeddedCluster) -> 
             parts += [choice.delta.content or "" for choice in chunk.choices]
     assert "".join(parts) == whole.choices[0].message.content
     assert cached_tokens(usage) > 0, "the second request finds the first one's blocks"
+
+
+async def test_why_sees_a_streamed_decode_leg(vllm_cluster: EmbeddedCluster) -> None:
+    """vLLM leaves the cache report out of a stream; the engine's worker brings it to the conductor."""
+    name, operator = "why-stream-1", load_cluster_token(vllm_cluster.token_path).text
+    async with client_of(vllm_cluster, key=operator) as client:
+        stream = await client.completions.create(
+            model="tiny",
+            prompt="tell me slowly " * 60,
+            max_tokens=8,
+            stream=True,
+            extra_headers={"X-Request-Id": name},
+        )
+        async for _ in stream:
+            pass
+    link = ConductorLink(vllm_cluster.layout.conductor_target, operator, load(env={}))
+    decode: list[dict[str, Any]] = []
+
+    async def reported() -> bool:
+        answer = await link.call("GetDecision", pb.GetDecisionRequest(id=name), pb.GetDecisionResponse, 10)
+        record = json.loads(answer.record_json)
+        decode[:] = [leg for event in record["events"] for leg in event["legs"] if leg["leg"] == "decode"]
+        parts = {span["part"] for span in record["spans"] if span["leg"] == "decode"}
+        return "load" in parts and "unknown" not in parts
+
+    try:
+        await until(reported, lambda: f"the decode leg's cache: {decode}", every_s=0.1)
+    finally:
+        await link.close()
+    assert decode[-1]["cache"]["loaded_tokens"] > 0
 
 
 def test_why_tells_what_happened(vllm_cluster: EmbeddedCluster) -> None:

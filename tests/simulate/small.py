@@ -12,7 +12,7 @@ from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.simulate import ClusterSpec, InstanceGroup, Result, SimOptions, simulate
 from mooncache.traces import Trace
 
-OPEN = Rules(admission=AdmissionMode.NONE)
+OPEN = Rules(admission=AdmissionMode.NONE, holds=True, pipelines=True)
 
 
 def trace_of(rows: list[tuple[float, int, int, list[int]]]) -> Trace:

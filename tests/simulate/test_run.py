@@ -405,7 +405,9 @@ def test_an_empty_trace() -> None:
 def test_a_full_batch_holds_newcomers_back_and_keeps_the_promise() -> None:
     trace = conversations(150, 30.0, seed=4)
     few = cluster(prefill=6, decode=1, first_token="decode")
-    held = run(trace, few, "mooncache", rules=Rules(admission=AdmissionMode.LEARNED), tbt_slo_s=0.0275)
+    held = run(
+        trace, few, "mooncache", rules=Rules(admission=AdmissionMode.LEARNED, holds=True), tbt_slo_s=0.0275
+    )
     free = run(
         trace, few, "mooncache", rules=Rules(admission=AdmissionMode.LEARNED, holds=False), tbt_slo_s=0.0275
     )

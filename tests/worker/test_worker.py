@@ -17,12 +17,15 @@ from mooncache.client.keys import split_keys
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, PermissionDenied
 from mooncache.kvcache.keys import passport_from_json, passport_to_json, request_keys
+from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_reports import QUEUE_MAX, EndedLeg, LegReporter, encode
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import worker_pb2
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import WORKER_SERVICE
-from mooncache.worker.background import run_engine
+from mooncache.worker.background import run_engine, take_leg_reports
 from mooncache.worker.service import WorkerService, attach_url
+from mooncache.worker.state import WorkerCounter
 from tests.conditions import until
 from tests.worker.support import PASSPORT, QUICK_RESTARTS, Conductor, alive, conductor, order, settings
 from tests.worker.test_kv_events import BLOCK, pack, stored
@@ -361,3 +364,56 @@ def test_attach_urls_that_are_none(url: str) -> None:
 
 def test_attach_url_is_cut_to_the_server() -> None:
     assert attach_url("http://127.0.0.1:8000/v1/") == "http://127.0.0.1:8000"
+
+
+async def test_ended_legs_reach_the_conductor_once_it_is_back(tmp_path: Path) -> None:
+    """The engine's end of the socket is the connector's own; the engine may be there before the worker."""
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        found.silent = True
+        reporter = LegReporter(run_engine.passport_path(service.state))
+        legs = [EndedLeg(f"d-{at}", CacheReport(hit_tokens=16 * at, load_ms=1.5)) for at in range(3)]
+        try:
+            assert all(reporter.send(leg) for leg in legs)
+            await until(lambda: len(service.state.ended_legs) == 3, "taken from the engine")
+            found.silent = False
+            await until(lambda: not service.state.ended_legs, "reported")
+            said = [leg for report in found.reports for leg in report.ended_legs]
+            assert [(leg.decision_id, leg.cache.hit_tokens, leg.cache.load_ms) for leg in said] == [
+                (leg.decision_id, leg.cache.hit_tokens, 1.5) for leg in legs
+            ]
+            assert not said[0].cache.HasField("held_tokens"), "it was not said"
+        finally:
+            reporter.close()
+
+
+async def test_hostile_reports_of_legs_are_counted_and_left_out(tmp_path: Path) -> None:
+    async with both(tmp_path) as (service, found):
+        await until(lambda: ready(found), "ready")
+        state = service.state
+        good = encode(EndedLeg("d-1", CacheReport()))
+        for frames in ([b""], [b"\xff{"], [b"[]"], [good, good], [good[:-1]], [b'{"decision_id": "d"}']):
+            take_leg_reports.take(state, frames)
+        take_leg_reports.take(state, [good.replace(b"d-1", b"d" * 65)])
+        assert state.counters[WorkerCounter.LEG_REPORTS_INVALID] == 7
+        assert not state.ended_legs
+        state.registered = False  # no report takes them away meanwhile
+        for _ in range(take_leg_reports.LEGS_MAX + 2):
+            take_leg_reports.take(state, [good])
+        assert len(state.ended_legs) == take_leg_reports.LEGS_MAX
+        assert state.counters[WorkerCounter.ENDED_LEGS_LOST] == 2
+        socket = run_engine.passport_path(state).with_suffix(".legs")
+        assert socket.stat().st_mode & 0o077 == 0, "no other user may write there"
+
+
+def test_an_engine_goes_on_when_nothing_takes_its_reports(tmp_path: Path) -> None:
+    leg = EndedLeg("d-1", CacheReport())
+    assert LegReporter(None).send(leg), "no worker is beside it"
+    for path in (tmp_path / "passport.json", tmp_path / ("x" * 200) / "passport.json"):
+        reporter = LegReporter(path)
+        try:
+            kept = [reporter.send(leg) for _ in range(2 * QUEUE_MAX)]
+            assert kept.count(True) <= QUEUE_MAX + 1, "so many wait for a worker that may come"
+            assert not kept[-1]
+        finally:
+            reporter.close()

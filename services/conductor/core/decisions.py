@@ -125,6 +125,7 @@ class Decision:
     local_tokens: int = 0  # leading tokens in the prefiller's own cache
     wait_s: float = 0.0  # how long the decode leg waits for the prefill leg's blocks
     handover_s: float = 0.0  # how long it waits once that leg has ended
+    expected_wait_s: float = 0.0  # how long the leg that waits is expected to, as learnt
     ready_wait_s: float = 0.0  # how long the computing instance waits for another request's blocks
     avoided: bool = False  # the decode instance computes the prompt because blocks did not come the other way
     store_node: str = NO_NODE  # through which the legs hand over

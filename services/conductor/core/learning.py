@@ -21,6 +21,7 @@ _PREFILL_PRIORS = {"hf": PREFILL_PRIOR_HF}
 DECODE_PRIOR = DecodeCost(0.0263, 0.00021, 3.4e-8)
 TRANSFER_PRIOR_BYTES_PER_S = 1e9
 TRANSFER_LATENCY_S = 0.005
+CHUNK_TOKENS = 2048  # that an engine with stages computes at a time
 KV_BYTES_PER_TOKEN_UNKNOWN = 100_000
 _SECONDS_MAX = 3600.0
 
@@ -64,9 +65,15 @@ class FadingMean:
         return True
 
 
-def prefill_prior(engine: str) -> PrefillCost:
-    """The prior of an engine without observations."""
-    return _PREFILL_PRIORS.get(engine, PREFILL_PRIOR)
+def prefill_prior(engine: str, stages: int = 1) -> PrefillCost:
+    """The prior of an engine without observations.
+
+    With k stages the chunks of a prompt follow each other: each is on a stage for a k-th of its time, and the last one
+    ends k - 1 of these after it has left the first. So a long prompt takes a k-th, and one of a single chunk no less.
+    """
+    whole = _PREFILL_PRIORS.get(engine, PREFILL_PRIOR)
+    behind_s = whole.b * CHUNK_TOKENS * (stages - 1) / stages
+    return PrefillCost(whole.a + behind_s, whole.b / stages, whole.c / stages, whole.d / stages)
 
 
 class TransferLearner:

@@ -14,7 +14,7 @@ from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import InstanceShape
 from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.lateness import Lateness
-from mooncache.conductor.core.learning import DecodeLearner, FadingMean, TransferLearner
+from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, TransferCost
@@ -44,6 +44,9 @@ class ServedModel:
         self.lateness = Lateness()
         self.asked = AskedWork()
         self.landings = Landings(handover_margin_s)
+        self.waited = Follower(
+            1.0
+        )  # how long decode legs wait, over how long their prompts are expected to take
         self.prefill_counts: Counter[str] = Counter()  # ends of prefill legs that were heard of, by type
         self._kinds: dict[str, int] = {}
         self._groups: tuple[int, dict[int, tuple[int, int]]] = (-1, {})
@@ -107,7 +110,9 @@ class ServedModel:
         """The prefill model of an instance's type."""
         found = self.prefills.get(kind_of(info))
         if found is None:
-            found = self.prefills[kind_of(info)] = PrefillLearner(learning.prefill_prior(info.engine))
+            found = self.prefills[kind_of(info)] = PrefillLearner(
+                learning.prefill_prior(info.engine, info.stages)
+            )
         return found
 
     def observed_prefill(self, info: InstanceInfo, n: int, p: int, seconds: float) -> None:
@@ -251,8 +256,9 @@ class ModelBooks:
 
 
 def kind_of(info: InstanceInfo) -> str:
-    """The type of an instance: engines of one kind and version compute equally fast."""
-    return f"{info.engine} {info.engine_version}".strip()
+    """The type of an instance: engines of one kind, version and number of parts compute equally fast."""
+    parts = "" if info.stages == info.ranks == 1 else f"{info.stages}x{info.ranks}"
+    return f"{info.engine} {info.engine_version} {parts}".strip()
 
 
 _NO_TRANSFERS = TransferLearner()

@@ -25,6 +25,7 @@ from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 
 # A prefill that is measured takes at least so long, and so much of what was seen.
 _LEAST_S, _LEAST_SHARE = 5e-4, 0.1
+_HIDDEN_MOST = 0.95  # of a load
 _ENDS = {
     Phase.FINISHED: DecisionState.FINISHED,
     Phase.FAILED: DecisionState.FAILED,
@@ -95,13 +96,9 @@ class Outcomes:
             self._first_token(active, record, progress, now_s, learned)
         end = _ENDS.get(phase)
         if end is not None:
-            cache = progress.decode_cache
-            if cache is not None and active.prefiller == active.decoder and active.compute_seen_s:
-                self._prefill_reported(active, record, None, cache, learned)
-            elif cache is not None:
-                self._loads(active, active.decoder, cache, handover=True)
-                self._handed_over(active, cache, learned, now_s)
-                _compare(LegRole.DECODE, active.decoding, cache, record, learned)
+            active.decode_cache = active.decode_cache or progress.decode_cache
+            if active.decode_cache is not None:
+                self._decode_reported(active, record, active.decode_cache, learned, now_s)
             if phase is Phase.FINISHED:
                 self._finished(active, record, progress, now_s)
             if active.handover:
@@ -109,6 +106,40 @@ class Outcomes:
             self.close(decision_id, end, now_s)
             learned.ended = True
         return learned
+
+    def leg_ended(
+        self, decision_id: str, instance_id: str, cache: CacheReport, now_s: float
+    ) -> Learned | None:
+        """Take in what the engine itself said of a decode leg that has ended; None when that says nothing new.
+
+        It comes before or after the gateway's word of the request's end, and is used when both are known.
+        """
+        active = self.work.reported(decision_id, instance_id, cache)
+        if active is None:
+            return None
+        record = self.records.find(active.decision_id)
+        if record is None or record.decision_id != active.decision_id:
+            record = unkept(active)
+        record.decode_cache = active.decoder, cache
+        learned = Learned()
+        if self.work.get(active.decision_id) is None:
+            self._decode_reported(active, record, cache, learned, now_s)
+            if active.handover:
+                record.observed["handover"] = active.handover
+        return learned
+
+    def _decode_reported(
+        self, active: Active, record: DecisionRecord, cache: CacheReport, learned: Learned, now_s: float
+    ) -> None:
+        """The request has ended, and it is known what the cache did for its decode leg."""
+        if active.prefiller == active.decoder and active.compute_seen_s:
+            self._prefill_reported(active, record, None, cache, learned)
+            return
+        self._loads(active, active.decoder, cache, handover=True)
+        if cache.waited_ms and active.expected_wait_s and cache.outcome is not CacheOutcome.TIMEOUT:
+            self.models.of(active.model).waited.observe(cache.waited_ms / 1e3 / active.expected_wait_s)
+        self._handed_over(active, cache, learned, now_s)
+        _compare(LegRole.DECODE, active.decoding, cache, record, learned)
 
     def computed(self, active: Active, now_s: float) -> float | None:
         """The prompt is computed; return when its instance could have begun with it, None if known before."""
@@ -289,7 +320,9 @@ class Outcomes:
         if not cache.loaded_bytes or not cache.load_ms:
             return
         model = self.models.of(active.model)
-        seconds = cache.load_ms / 1e3
+        # What is hidden behind the wait costs the request nothing. Some of it counts: the next wait may be shorter.
+        hidden_ms = min(cache.hidden_ms, _HIDDEN_MOST * cache.load_ms) if handover else 0.0
+        seconds = (cache.load_ms - hidden_ms) / 1e3
         model.observed_load(instance_id, cache.loaded_bytes, seconds, self.registry, handover=handover)
 
     def _finished(

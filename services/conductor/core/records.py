@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 from mooncache.conductor.core.candidates import Candidates, PolicyView
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.seen import MissRange
+from mooncache.kvcache.leg_hint import CacheReport, LegRole
 
 EARLIER_MAX = 16
 EVENTS_MAX = 32
@@ -60,6 +61,8 @@ class DecisionRecord:
     misses: list[MissRange] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
     observed: dict[str, Any] = field(default_factory=dict)
+    decode_cache: tuple[str, CacheReport] | None = None
+    """What the worker of the decode instance (by name) passed on of the leg that answered."""
 
     def note(self, event: dict[str, Any]) -> None:
         """Add an event; beyond a number they are dropped, beyond a size their legs."""
@@ -71,8 +74,15 @@ class DecisionRecord:
         self.events.append(packed)
 
     def reported(self) -> list[dict[str, Any]]:
-        """The events, as JSON fields."""
-        return [unpack(event) for event in self.events]
+        """The events, as JSON fields, with what the engine said of the decode leg by whichever way it came."""
+        events = [unpack(event) for event in self.events]
+        if self.decode_cache is not None:
+            instance, cache = self.decode_cache
+            for event in events:
+                legs = [leg for leg in event["legs"] if leg["leg"] == LegRole.DECODE]
+                if legs and legs[-1]["instance"] == instance:
+                    legs[-1].setdefault("cache", asdict(cache))
+        return events
 
     def to_json(self, rules: Rules, more: dict[str, Any] | None = None) -> str:
         """The record as a JSON object; the candidates are priced again by the rules. more: other fields."""

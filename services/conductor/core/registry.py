@@ -59,6 +59,8 @@ class InstanceInfo:
     max_sequences: int = 0
     pool: bool = True
     software_version: str = ""
+    stages: int = 1  # of its pipeline
+    ranks: int = 1  # of each stage (tensor parallel)
 
 
 @dataclass(frozen=True, slots=True)

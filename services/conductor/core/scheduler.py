@@ -216,9 +216,9 @@ class Scheduler:
         arrival = Arrival(request, pool, now_s, wall_s)
         # Clients choose request ids and may use one twice: only another attempt makes the first plan void.
         earlier = self.work.of_request(request.tenant, request.request_id) if request.attempt > 1 else None
-        kept = kept_node = ""
+        kept = "", NO_NODE
         if earlier is not None and earlier.decoder not in request.exclude:
-            kept, kept_node = earlier.decoder, earlier.store_node
+            kept = earlier.decoder, earlier.store_node
         if earlier is not None:
             self.close(earlier.decision_id, DecisionState.SUPERSEDED, now_s)
         model = self.models.known(request.model)
@@ -233,7 +233,7 @@ class Scheduler:
                 f"The prompt has {request.prompt_tokens} tokens; {request.model!r} takes less than {longest}."
             )
             return self._refuse(arrival, Reason.TOO_LONG, text)
-        policy_request = self._policy_request(arrival, model, group, block_tokens, kept)
+        policy_request = self._policy_request(arrival, model, group, block_tokens, kept[0])
         fleet = model.book.view(now_s)
         if not takes.all():
             fleet = replace(fleet, ready=fleet.ready & takes)
@@ -241,11 +241,13 @@ class Scheduler:
         model.asked.ask(crowding.cost_s(choice), now_s)
         policy_request, choice, avoided = self._landing(model, policy_request, fleet, choice, now_s)
         planned = PlannedRequest(arrival, policy_request, choice, fleet, block_tokens)
-        decision = self._record(replace(planned, store_node=self._store_node(planned, kept_node)))
+        decision = self._record(replace(planned, store_node=self._store_node(planned, kept[1])))
         if choice.admitted:
             decision.avoided = avoided
             self._set_waits(model, decision)
             self._count(arrival, model, decision, fleet)
+            if earlier is not None and decision.prefill and (decision.decode, decision.store_node) == kept:
+                self.work.take_over(earlier.decision_id, decision.decision_id)  # the gateway lets it go on
         return decision
 
     def _landing(
@@ -292,6 +294,7 @@ class Scheduler:
         decision.handover_s = model.landings.margin_s
         if decision.prefill:
             decision.wait_s = model.wait_s(instance.info, choice.total_s)
+            decision.expected_wait_s = choice.total_s * model.waited.value
         if choice.branch == Branch.WAIT:
             decision.ready_wait_s = model.wait_s(instance.info, choice.ready_s)
 
@@ -434,6 +437,7 @@ class Scheduler:
                 promised_ttft_s=policy_request.ttft_slo_s,
                 awaited_tokens=policy_request.cacheable_tokens if decision.prefill else 0,
                 wait_s=decision.wait_s,
+                expected_wait_s=choice.total_s if decision.prefill else 0.0,
                 store_node=decision.store_node,
                 block_tokens=block_tokens,
                 awaits=choice.awaited.decision_id if choice.awaited is not None else "",

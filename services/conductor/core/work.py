@@ -5,11 +5,15 @@ Who they are is here; what they weigh on their instances is in the book of insta
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
 
 from mooncache.conductor.core.differences import PlannedCache
+from mooncache.kvcache.leg_hint import CacheReport
+
+SILENT_MAX = 8192
+"""Ended requests whose decode leg may still be reported."""
 
 
 class Stage(StrEnum):
@@ -45,6 +49,7 @@ class Active:
     compute_seen_s: float = 0.0  # how long the prompt took, as observed
     awaited_tokens: int = 0  # that the decode leg waits for, from the prefill leg of this request
     wait_s: float = 0.0  # how long it does at most
+    expected_wait_s: float = 0.0  # and is expected to, before what was learnt of other waits
     prefilled_s: float = 0.0  # when the prefill leg had ended well
     handover: str = ""  # what became of it, once that is known
     store_node: str = ""  # through which its legs hand over, "" when placement decides
@@ -52,6 +57,10 @@ class Active:
     awaits: str = ""  # the decision whose prompt it waits for instead of computing the same
     computing: PlannedCache | None = None  # what the leg that computes the prompt is expected to find
     decoding: PlannedCache | None = None  # what the decode leg is, when another one computes the prompt
+    decode_cache: CacheReport | None = (
+        None  # what the engine of the decode leg said, by whichever way it came first
+    )
+    successor: str = ""  # the decision that took over its decode leg
 
 
 class WorkBook:
@@ -60,6 +69,7 @@ class WorkBook:
     def __init__(self) -> None:
         self._active: dict[str, Active] = {}
         self._by_request: dict[tuple[str, str], str] = {}
+        self._silent: OrderedDict[str, Active] = OrderedDict()  # ended before their decode leg was reported
         self._awaited: Counter[str] = Counter()  # how many active requests wait for a decision's blocks
 
     def __len__(self) -> int:
@@ -89,6 +99,34 @@ class WorkBook:
                 del self._awaited[active.awaits]
         if active is not None and self._by_request.get((active.tenant, active.request_id)) == decision_id:
             del self._by_request[active.tenant, active.request_id]
+        if active is not None and active.decode_cache is None:
+            active.keys = active.content_keys = b""
+            self._silent[decision_id] = active
+            if len(self._silent) > SILENT_MAX:
+                self._silent.popitem(last=False)
+        return active
+
+    def take_over(self, decision_id: str, successor: str) -> None:
+        """The decode leg of an ended decision goes on, and belongs to another one now."""
+        silent = self._silent.get(decision_id)
+        if silent is not None:
+            silent.successor = successor
+
+    def reported(self, decision_id: str, instance_id: str, cache: CacheReport) -> Active | None:
+        """The engine of a decode leg that was sent by this decision said what its cache did.
+
+        Returns the request, active or ended, to which the leg belongs. None when it is not remembered, was reported
+        before, or is no leg of that instance.
+        """
+        active = self._silent.get(decision_id)
+        while active is not None and active.successor:
+            decision_id = active.successor
+            active = self._silent.get(decision_id)
+        active = active or self._active.get(decision_id)
+        if active is None or active.decoder != instance_id or active.decode_cache is not None:
+            return None
+        self._silent.pop(decision_id, None)
+        active.decode_cache = cache
         return active
 
     def awaited(self, decision_id: str) -> bool:
@@ -111,5 +149,7 @@ class WorkBook:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         assert set(self._by_request.values()) <= set(self._active), "a request points at an ended decision"
+        assert not self._silent.keys() & self._active.keys(), "a decision has ended and has not"
+        assert len(self._silent) <= SILENT_MAX
         waiting = Counter(active.awaits for active in self._active.values() if active.awaits)
         assert waiting == self._awaited, "requests that wait are counted wrongly"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.conductor.config import KEYS_MAX, TEXT_CHARS_MAX
+from mooncache.conductor.config import ENDED_LEGS_MAX, KEYS_MAX, TEXT_CHARS_MAX
 from mooncache.conductor.core.cache_index import CacheUpdate
 from mooncache.conductor.core.registry import InstanceState
-from mooncache.conductor.messages import STATES, load_of
+from mooncache.conductor.messages import STATES, cache_of, load_of
 from mooncache.conductor.state import ConductorState
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -41,6 +41,7 @@ async def handle(
         state.instruments.cache_reports.labels(update).inc()
         if update is CacheUpdate.GAP:
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
+    _take_legs(state, request, context.now_s)
     state.announce()
     state.give_up()
     return pb.ReportInstanceResponse(
@@ -50,3 +51,13 @@ async def handle(
         role_pinned=instance.role_pinned,
         report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
     )
+
+
+def _take_legs(state: ConductorState, request: pb.ReportInstanceRequest, now_s: float) -> None:
+    """Decode legs that have ended; those of decisions that are not known, or not of this instance, are left out."""
+    for leg in request.ended_legs[:ENDED_LEGS_MAX]:
+        learned = state.core.outcomes.leg_ended(
+            leg.decision_id, request.instance_id, cache_of(leg.cache), now_s
+        )
+        if learned is not None:
+            state.instruments.learned("leg_ended", learned)

@@ -66,6 +66,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         response.prefill.instance_id = decision.prefill
         response.decode.wait_tokens = decision.policy_request.cacheable_tokens
         response.decode.wait_ms = _milliseconds(decision.wait_s)
+        response.decode.expected_ms = _milliseconds(decision.expected_wait_s)
         response.decode.handover_ms = _milliseconds(decision.handover_s)
         if waits:
             response.prefill.wait_tokens = choice.prefix_tokens

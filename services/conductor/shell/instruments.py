@@ -66,7 +66,9 @@ class ConductorMetrics:
         self.odd_costs = metrics.counter(
             "odd_costs", "Invalid costs of candidates (not finite): a cost model is broken."
         )
-        self.updates = metrics.counter("updates", "Progress reports from gateways.", ("phase",))
+        self.updates = metrics.counter(
+            "updates", "Reports of requests: from gateways by phase; leg_ended: from workers.", ("phase",)
+        )
         self.cache_reports = metrics.counter("cache_reports", "Reports of instances' caches.", ("outcome",))
         self.expired = metrics.counter("expired_requests", "Requests whose end was never reported.")
         self.forgotten = metrics.counter("forgotten_instances", "Instances whose lease ran out.")

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from mooncache.connectors.vllm.core.book import RequestBook
+from mooncache.connectors.vllm.core.engine_request import completed, why_uncached
 from mooncache.connectors.vllm.core.idle import IdleWait
-from mooncache.connectors.vllm.core.request import BlockTransfer, Uncached
+from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.core.step_times import StepTimes
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
@@ -32,6 +33,7 @@ from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN, BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, StreamMode, WaitPlace
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport
+from mooncache.kvcache.leg_reports import LegReporter
 from mooncache.kvcache.lookup import TIMEOUT_S, LookupRequest, Lookups
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
@@ -91,6 +93,7 @@ class SchedulerSide:
         self._partial_loads: dict[str, LoadEnd] = {}
         self.stats = ConnectorStats()
         self._was_usable: bool | None = None
+        self._legs = LegReporter(settings.passport_path)
 
     def handshake(self, shards: list[Handshake]) -> None:
         """The workers' passports, in the order of their ranks: from now on requests have keys."""
@@ -437,6 +440,10 @@ class SchedulerSide:
             elif transfer is not None:
                 self._book.saved(transfer.name, [])
         cache: CacheReport | None = self._book.cache_report(name)
+        ended = self._book.ended_leg(name)
+        # vLLM leaves what is returned here out of a stream.
+        if ended is not None and request.num_computed_tokens and not self._legs.send(ended):
+            self.stats.count("lost_leg_reports")
         self._book.forget(name)
         return cache.to_params() if cache is not None else None
 
@@ -456,27 +463,7 @@ class SchedulerSide:
             self._link.close()
         if self._lookups is not None:
             self._lookups.close()
-
-
-def why_uncached(request: Any) -> Uncached:
-    """Why a request's tokens do not say what its KV is."""
-    if getattr(request, "mm_features", None):
-        return Uncached.MULTIMODAL
-    if getattr(request, "prompt_embeds", None) is not None or request.prompt_token_ids is None:
-        return Uncached.PROMPT_EMBEDS
-    if getattr(request, "lora_request", None) is not None:
-        return Uncached.LORA
-    if getattr(request, "pooling_params", None) is not None:
-        return Uncached.POOLING
-    if getattr(request, "resumable", False):
-        return Uncached.STREAMING_INPUT
-    return Uncached.NO
-
-
-def completed(request: Any) -> bool:
-    """True when the request ended by itself: only then all of its tokens were computed as they stand."""
-    status = getattr(request.status, "name", "")
-    return status in {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+        self._legs.close()
 
 
 def _computed_after(output: Any) -> list[tuple[str, int]]:

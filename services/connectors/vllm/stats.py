@@ -44,6 +44,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
+    "lost_leg_reports": ("Decode legs of which the worker did not hear what the cache did.", ""),
     "defects": ("Errors inside the connector that did not reach the engine.", ""),
     **{name: (family.text, family.label) for name, family in FAMILIES.items() if name != RAIL_UP},
 }

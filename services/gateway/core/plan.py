@@ -1,13 +1,14 @@
 """Where a request goes: its legs, what was tried for it, and for how long the decode leg waits for the prefill leg.
 
-Blocks that the prefill leg did not store never arrive; those that it stored arrive soon. A decode leg without an answer
-after that time may be busy, or may wait for blocks that were lost: only the pool knows which.
+Those who wait for blocks that the prefill leg did not store hear so from its engine; the blocks that it stored arrive
+soon. A decode leg without an answer after that time may be busy, or may wait for blocks of which all word was lost:
+only the pool knows which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -28,6 +29,7 @@ class LegPlan:
     wait_tokens: int = 0
     wait_ms: int = 0
     handover_ms: int = 0  # of a decode leg: how long after the end of its prefill leg blocks may still come
+    expected_ms: int = 0  # how long its wait is expected to last; 0: not said
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,8 @@ class RequestPlan:
 
 
 class WaitCut(StrEnum):
-    """Why a decode leg is sent again with less to wait for."""
+    """Why a decode leg is sent again with nothing to wait for."""
 
-    NOT_STORED = "not_stored"
-    """The prefill engine says so."""
     NOT_COME = "not_come"
     """The pool says so, when the time for the blocks is up."""
 
@@ -128,19 +128,10 @@ class Handover:
         """A decode leg was sent."""
         self.awaited_tokens, self._by_s = awaited_tokens, None
 
-    def prefilled(self, leg: LegPlan, held_tokens: int, now_s: float) -> LegPlan | None:
-        """The prefill leg has ended well: the decode leg with less to wait for, None when it may go on waiting.
-
-        Args:
-            leg: the decode leg as planned.
-            held_tokens: leading prompt tokens that the pool has or is being given; below 0: not said.
-        """
-        if 0 <= held_tokens < self.awaited_tokens:
-            wait_ms = (leg.handover_ms or leg.wait_ms) if held_tokens else 0
-            return replace(leg, wait_tokens=held_tokens, wait_ms=wait_ms)
+    def prefilled(self, leg: LegPlan, now_s: float) -> None:
+        """The prefill leg has ended well; `leg` is the decode leg as planned."""
         if self.awaited_tokens and leg.handover_ms:
             self._by_s = now_s + leg.handover_ms / 1e3
-        return None
 
     def left_s(self, now_s: float) -> float | None:
         """Time until the pool should be asked; None: never."""

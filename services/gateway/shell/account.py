@@ -12,8 +12,8 @@ from mooncache.gateway.core.plan import LegPlan, LegRecord
 from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
-from mooncache.kvcache.leg_messages import CACHE_OUTCOME_NUMBERS, LEG_ROLE_NUMBERS
+from mooncache.kvcache.leg_hint import CacheOutcome, LegRole
+from mooncache.kvcache.leg_messages import LEG_ROLE_NUMBERS, cache_message
 from mooncache.proto.v1 import conductor_pb2 as pb
 
 BYTES_PER_TOKEN: Final = 4
@@ -149,12 +149,5 @@ def _leg_report(record: LegRecord) -> pb.LegReport:
         ended_ms=record.ended_ms,
         code=record.code,
         usage=None if record.usage is None else pb.TokenUsage(**asdict(record.usage)),
-        cache=None if record.cache is None else _cache_message(record.cache),
+        cache=None if record.cache is None else cache_message(record.cache),
     )
-
-
-def _cache_message(cache: CacheReport) -> pb.CacheReport:
-    said = {**asdict(cache), "outcome": CACHE_OUTCOME_NUMBERS[cache.outcome]}
-    if cache.held_tokens < 0:
-        del said["held_tokens"]
-    return pb.CacheReport(**said)

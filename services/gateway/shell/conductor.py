@@ -363,7 +363,7 @@ def plan_of(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = Fal
 
 
 def _leg(leg: pb.Leg) -> LegPlan:
-    return LegPlan(leg.instance_id, leg.url, leg.wait_tokens, leg.wait_ms, leg.handover_ms)
+    return LegPlan(leg.instance_id, leg.url, leg.wait_tokens, leg.wait_ms, leg.handover_ms, leg.expected_ms)
 
 
 def _refusal(response: pb.ScheduleResponse, model: str) -> Refusal:

@@ -165,7 +165,7 @@ class LegRunner:
     def _send_prefill(self, to: LegPlan) -> None:
         self._drop(self.prefill, EndCode.REPLACED)
         prompt = self._tokenized.prompt_json or body.prompt_json(self._tokenized.prompts)
-        hint = self._hint(LegRole.PREFILL, to.wait_tokens, to.wait_ms)
+        hint = self._hint(LegRole.PREFILL, to, to.wait_tokens)
         running = run_prefill(
             self._state.engines,
             to,
@@ -182,7 +182,7 @@ class LegRunner:
             wait_tokens = complete_tokens(self._tokenized.lengths, self._tokenized.block_tokens)
         self._handover.sent(wait_tokens)
         is_stream, settings = self._request.stream, self._settings
-        hint = self._hint(LegRole.DECODE, wait_tokens, to.wait_ms)
+        hint = self._hint(LegRole.DECODE, to, wait_tokens)
         opening = open_decode(
             self._state.engines,
             to,
@@ -194,16 +194,18 @@ class LegRunner:
         )
         self.decode.send(self._account.begin(LegRole.DECODE, to), opening)
 
-    def _hint(self, role: LegRole, wait_tokens: int, wait_ms: int) -> LegHint:
+    def _hint(self, role: LegRole, to: LegPlan, wait_tokens: int) -> LegHint:
         public = self._tokenized.public_tokens
         return LegHint(
             role=role,
             wait_tokens=wait_tokens,
-            wait_ms=wait_ms,
+            wait_ms=to.wait_ms,
             public_tokens=public,
             public_salt=self._state.tokenizers.public_salt if public else "",
             store_node=self._planner.plan.store_node if wait_tokens or role is LegRole.PREFILL else "",
             request_id=self._exchange.request_id,
+            decision_id=self._planner.plan.decision_id,
+            expected_ms=to.expected_ms,
         )
 
     def _drop(self, leg: AnyLeg, code: str) -> None:
@@ -227,7 +229,8 @@ class LegRunner:
     async def _prefill_ended(self) -> None:
         error = self._note_prefill()
         if error is None:
-            self._bound_wait()
+            if self._is_tokenized and not self.decode.state.has_ended:
+                self._handover.prefilled(self._planner.plan.decode, self._state.clock.now_s())
         elif isinstance(error, (faults.Refusal, MooncacheError)):
             await self._replace(self.prefill, error)
         else:
@@ -322,17 +325,6 @@ class LegRunner:
 
     # the hand-over
 
-    def _bound_wait(self) -> None:
-        """The prefill leg has ended well: what was not stored will not come, and what was comes soon."""
-        if not self._is_tokenized or self.decode.state.has_ended:
-            return
-        cache = self.prefill.record.cache
-        one_prompt = len(self._tokenized.lengths) == 1
-        held = cache.held_tokens if cache is not None and one_prompt else -1
-        less = self._handover.prefilled(self._planner.plan.decode, held, self._state.clock.now_s())
-        if less is not None:
-            self._wait_less(WaitCut.NOT_STORED, less)
-
     async def _look_for_blocks(self) -> None:
         """Ask the pool when the time for the hand-over is up; where it cannot be asked the leg's own limit holds."""
         block_tokens = self._tokenized.block_tokens
@@ -345,14 +337,11 @@ class LegRunner:
         there = await self._state.conductor.find_blocks(keys, self._planner.plan.store_node)
         if there is None or there >= blocks or self.decode.state.has_ended:
             return
-        self._wait_less(WaitCut.NOT_COME, replace(self._planner.plan.decode, wait_tokens=0, wait_ms=0))
-
-    def _wait_less(self, reason: WaitCut, to: LegPlan) -> None:
-        """The decode leg again with less to wait for; what the pool has by now it finds."""
-        tokens = self._handover.awaited_tokens
+        to = replace(self._planner.plan.decode, wait_tokens=0, wait_ms=0)
+        tokens, reason = self._handover.awaited_tokens, WaitCut.NOT_COME
         log.warning(Event.HANDOVER_MISSED, instance=to.instance_id, reason=reason, tokens=tokens)
         self._state.stats.waits_cut.labels(reason).inc()
-        self._decode_alone(to)
+        self._decode_alone(to)  # what the pool has by now it finds
 
     # a prefill leg that ends when the decode leg has begun to answer: nothing is left to decide
 

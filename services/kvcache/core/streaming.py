@@ -23,7 +23,7 @@ FREE_SHARE: Final = 0.25
 OPEN_MAX: Final = 128
 """Streamed loads of an engine at a time."""
 LIMIT_OF_EXPECTED: Final = 3.0
-"""A plan lets a leg wait so many times as long as it expects (docs/scheduling.md)."""
+"""A plan lets a leg wait so many times as long as it expects (docs/scheduling.md); for plans that do not say more."""
 
 
 class StreamMode(StrEnum):
@@ -109,12 +109,23 @@ class Streaming:
         if blocks > 0 and seconds > 0:
             self._speed.observe(blocks * self._block_bytes, seconds)
 
-    def place(self, blocks: int, *, limit_s: float, memory: EngineMemory | None, streams: int) -> WaitPlace:
-        """Where a load waits that may wait for `limit_s`; see `wait_place`."""
+    def place(
+        self,
+        blocks: int,
+        *,
+        limit_s: float,
+        memory: EngineMemory | None,
+        streams: int,
+        expected_s: float = 0.0,
+    ) -> WaitPlace:
+        """Where a load waits that may wait for `limit_s` and is expected to for `expected_s`, 0: not said.
+
+        See `wait_place`.
+        """
         return wait_place(
             self.mode,
             transfer_s=self._speed.seconds(blocks * self._block_bytes),
-            wait_s=limit_s / LIMIT_OF_EXPECTED,
+            wait_s=expected_s or limit_s / LIMIT_OF_EXPECTED,
             blocks=blocks,
             memory=memory,
             streams=streams,

@@ -198,20 +198,30 @@ class RegisterInstanceResponse(_message.Message):
     def __init__(self, report_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., role_pinned: _Optional[bool] = ...) -> None: ...
 
 class ReportInstanceRequest(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "state", "load", "changes", "reason")
+    __slots__ = ("instance_id", "incarnation", "state", "load", "changes", "reason", "ended_legs")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ENDED_LEGS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     state: InstanceState
     load: InstanceLoad
     changes: CacheChanges
     reason: str
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[InstanceState, str]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., changes: _Optional[_Union[CacheChanges, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    ended_legs: _containers.RepeatedCompositeFieldContainer[EndedLeg]
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[InstanceState, str]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., changes: _Optional[_Union[CacheChanges, _Mapping]] = ..., reason: _Optional[str] = ..., ended_legs: _Optional[_Iterable[_Union[EndedLeg, _Mapping]]] = ...) -> None: ...
+
+class EndedLeg(_message.Message):
+    __slots__ = ("decision_id", "cache")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    cache: CacheReport
+    def __init__(self, decision_id: _Optional[str] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
 
 class ReportInstanceResponse(_message.Message):
     __slots__ = ("role", "drain", "want_full", "role_pinned", "report_interval_ms")
@@ -264,18 +274,20 @@ class ScheduleRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ...) -> None: ...
 
 class Leg(_message.Message):
-    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms")
+    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms", "expected_ms")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     WAIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_MS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_MS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     url: str
     wait_tokens: int
     wait_ms: int
     handover_ms: int
-    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ...) -> None: ...
+    expected_ms: int
+    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
     __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary", "store_node", "shard_blocks")

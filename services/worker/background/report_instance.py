@@ -8,9 +8,13 @@ its number.
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
+from typing import Final
 
 from mooncache.errors import InstanceUnknown, MooncacheError, StaleIncarnation, TooLarge
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES, load_message
+from mooncache.kvcache.leg_messages import cache_message
+from mooncache.kvcache.leg_reports import EndedLeg
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.logs import Event, get_logger
@@ -18,6 +22,8 @@ from mooncache.worker.state import WorkerCounter, WorkerState
 
 _INTERVAL_MIN_S, _INTERVAL_MAX_S = 0.02, 60.0
 _CALL_TIMEOUT_S = 2.0
+ENDED_LEGS_MAX: Final = 1024
+"""Ended legs in one report; the rest comes at once with the next."""
 
 log = get_logger(__name__)
 
@@ -124,6 +130,9 @@ async def report(state: WorkerState) -> float:
         load=load_message(state.load),
         reason="" if state.instance_state == pb.INSTANCE_STATE_READY else state.doing,
     )
+    legs = list(islice(state.ended_legs, ENDED_LEGS_MAX))
+    for leg in legs:
+        request.ended_legs.add(decision_id=leg.decision_id, cache=cache_message(leg.cache))
     if changes is not None:
         request.changes.full, request.changes.sequence = changes.full, changes.sequence
         request.changes.stored, request.changes.removed = changes.stored, changes.removed
@@ -136,6 +145,7 @@ async def report(state: WorkerState) -> float:
             cache.acknowledged()  # sending the same again would be refused again
         raise
     state.count(WorkerCounter.REPORTS)
+    _heard(state, legs)
     if cache is not None and changes is not None:
         cache.acknowledged()
         if response.want_full:
@@ -153,6 +163,15 @@ async def report(state: WorkerState) -> float:
                 instance_id=state.instance_id,
             )
     return _interval_s(response.report_interval_ms)
+
+
+def _heard(state: WorkerState, legs: list[EndedLeg]) -> None:
+    """The conductor has these; others may have come, and the oldest of these gone, while it was called."""
+    for leg in legs:
+        if state.ended_legs and state.ended_legs[0] is leg:
+            state.ended_legs.popleft()
+    if len(legs) == ENDED_LEGS_MAX and state.ended_legs:
+        state.wake_report.set()
 
 
 def _switch(state: WorkerState, role: pb.InstanceRole) -> None:

@@ -267,7 +267,7 @@ async def learn(state: WorkerState) -> None:
     """Find out what the healthy engine is; its passport may come a little later than its health."""
     said: EngineFacts | None = None
     problem = ""
-    path = _said_in(state)
+    path = said_in(state)
     if path is not None:
         try:
             state.passport_mark = _mark(path)
@@ -310,7 +310,7 @@ async def learn(state: WorkerState) -> None:
 
 def learn_again(state: WorkerState) -> None:
     """An engine whose weights were changed, or whose cache was reset, writes its passport anew: report it."""
-    path = _said_in(state)
+    path = said_in(state)
     if path is None or state.facts is None:
         return
     try:
@@ -332,7 +332,7 @@ def learn_again(state: WorkerState) -> None:
     state.changed()
 
 
-def _said_in(state: WorkerState) -> Path | None:
+def said_in(state: WorkerState) -> Path | None:
     """The file in which the engine says what its blocks are, where there is one."""
     if state.attached:
         return state.config.worker.attach_passport

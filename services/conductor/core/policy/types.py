@@ -158,8 +158,9 @@ class Rules:
     """What `work_weight` grows by for each prompt that queues already."""
     waits: bool = True
     """Whether a prompt may wait for blocks that another instance computes."""
-    pipelines: bool = True
-    """Whether several instances may compute one prompt together."""
+    pipelines: bool = False
+    """Whether several instances may compute one prompt together. No engine does: it is for the published figures and
+    plans. Stages inside of one engine are a matter of its own prices."""
     pipeline_worth_s: float = 2.0
     """A prompt that one instance computes sooner than this is not divided."""
     patience: float = 2.0
@@ -171,9 +172,9 @@ class Rules:
     """Dynamo's weight of computing."""
     affinity_depth: int = 1
     """Which of a request's `affinity` hashes DualMap takes (1: the one of two blocks)."""
-    holds: bool = True
-    """Decode instances let a newcomer wait while their steps would be longer than promised. Without it they take in
-    whatever has room."""
+    holds: bool = False
+    """Decode instances let a newcomer wait while their steps would be longer than promised. No engine does, they take
+    in whatever has room: it is for the published figures."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from mooncache.errors import InvalidArgument
 from mooncache.kvcache.core.break_even import BreakEven, cut_reason
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
+from mooncache.kvcache.leg_reports import EndedLeg
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.transfers import MoveFailure
 
@@ -146,6 +147,13 @@ class RequestBook:
             return None
         return report_of(request, self._block_tokens)
 
+    def ended_leg(self, request_id: str) -> EndedLeg | None:
+        """What to tell the worker of a decode leg that is over; None for any other request."""
+        request = self._requests.get(request_id)
+        if request is None or request.hint.role is not LegRole.DECODE or not request.hint.decision_id:
+            return None
+        return EndedLeg(request.hint.decision_id, report_of(request, self._block_tokens))
+
     # --- loads -----------------------------------------------------------------------------------------------
 
     def match(
@@ -240,6 +248,7 @@ class RequestBook:
         return self._streaming.place(
             blocks,
             limit_s=request.wait_until_s - now_s,
+            expected_s=request.hint.expected_s,
             memory=memory,
             streams=sum(1 for other in self._requests.values() if other.streams and other.loading),
         )
