@@ -96,16 +96,25 @@ class RolePlanner:
         urgent = self.needs.prefill > URGENT * counts[PREFILL] or self.needs.decode > URGENT * counts[DECODE]
         if side == NO_SIDE or (self._wanted[1] < LASTS_PLANS and not urgent):
             return ()
-        last_side, last_s = self._last
-        if side != last_side and now_s - last_s < self._turn_back_s:
-            return ()
         giver = DECODE if side == PREFILL else PREFILL
+        last_side, last_s = self._last
+        if side != last_side and now_s - last_s < self._waits_s(side, giver, counts):
+            return ()
         number = min(number, max(1, int(AT_ONCE_MAX * counts[giver])))
         self._last = (side, now_s)
         load = fleet.queue_s if giver == PREFILL else fleet.sequences
         rows: Ints = np.flatnonzero(givers[giver])
         order = rows[np.argsort(load[rows], kind="stable")]
         return tuple(Switch(int(row), side) for row in order[:number])
+
+    def _waits_s(self, side: int, giver: int, counts: dict[int, int]) -> float:
+        """The time from a switch to one the other way.
+
+        A lack that is no matter of chance, beside a surplus, waits only until most of what is known was measured since.
+        """
+        needs = {PREFILL: self.needs.prefill, DECODE: self.needs.decode}
+        lacks = needs[side] > URGENT * counts[side]
+        return self._follows_in_s if lacks and _spare(needs[giver], counts[giver]) > 0 else self._turn_back_s
 
     def _measure(self, arrived_s: float, generating_s: float, now_s: float) -> None:
         if self._before is not None and now_s > self._before[0]:
@@ -161,8 +170,8 @@ def _full_batches(fleet: Fleet, computing: Bools, generating: Bools) -> float:
 
 def split(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
     """The side that should get instances, and how many: a lacking side takes the other's surplus."""
-    spare_decode = counts[DECODE] - max(1, math.ceil(needs.decode * (1 + RESERVE)))
-    spare_prefill = counts[PREFILL] - max(1, math.ceil(needs.prefill * (1 + RESERVE)))
+    spare_decode = _spare(needs.decode, counts[DECODE])
+    spare_prefill = _spare(needs.prefill, counts[PREFILL])
     short_prefill = math.ceil(needs.prefill) - counts[PREFILL]
     short_decode = math.ceil(needs.decode) - counts[DECODE]
     if short_decode > 0 and spare_prefill > 0:
@@ -172,6 +181,11 @@ def split(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
     if short_decode > 0 or short_prefill > 0:
         return _balanced(needs, counts)
     return NO_SIDE, 0
+
+
+def _spare(need: float, count: int) -> int:
+    """The instances that a side could give."""
+    return count - max(1, math.ceil(need * (1 + RESERVE)))
 
 
 def _balanced(needs: Needs, counts: dict[int, int]) -> tuple[int, int]:
