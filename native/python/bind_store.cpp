@@ -117,6 +117,13 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   MOONCACHE_NUMBER(max_pins)
   MOONCACHE_NUMBER(max_pin_ttl_ms)
 #undef MOONCACHE_NUMBER
+  if (name == "ssd_paths") {
+    if (!nb::try_cast(value, config.disk.paths)) throw nb::value_error("ssd_paths must be a list of str");
+    return true;
+  }
+  if (name == "ssd_bytes") return set_number("ssd_bytes", value, config.disk.bytes), true;
+  if (name == "ssd_write_bytes_per_s")
+    return set_number("ssd_write_bytes_per_s", value, config.disk.write_bytes_per_s), true;
   if (name == "arena_path") return set_text("arena_path", value, config.arena_path), true;
   if (name == "eviction") return set_text("eviction", value, config.eviction), true;
   return false;

@@ -62,6 +62,7 @@ def store_node(
     *,
     node_id: Annotated[str | None, Parameter(help="Name of the node, stable over restarts.")] = None,
     capacity: Annotated[str | None, Parameter(help="Memory for blocks, for example 64GiB.")] = None,
+    ssd: Annotated[str | None, Parameter(help="Space on disk for blocks that left memory.")] = None,
     host: Annotated[str | None, Parameter(help="Address to listen on, control and data.")] = None,
     port: Annotated[int | None, Parameter(help="Port of the control service.")] = None,
     data_port: Annotated[int | None, Parameter(help="Port for block bytes.")] = None,
@@ -78,6 +79,7 @@ def store_node(
     settings = {
         "store_node.node_id": node_id,
         "store_node.capacity_bytes": None if capacity is None else size_bytes(capacity, "--capacity"),
+        "store_node.ssd_bytes": None if ssd is None else size_bytes(ssd, "--ssd"),
         "store_node.host": host,
         "store_node.data_host": host,
         "store_node.port": port,

@@ -80,6 +80,9 @@ def up(
     decode: Annotated[int, Parameter(group=ENGINES, help="Number of decode engines.")] = 1,
     nodes: NodeCount = None,
     capacity: Annotated[str, Parameter(group=POOL, help="Memory of each store node for blocks.")] = "1GiB",
+    ssd: Annotated[
+        str, Parameter(group=POOL, help="Space of each store node on disk, for blocks that left its memory.")
+    ] = "0",
     host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
     port: HttpPort = None,
     conductor_port: ConductorPort = None,
@@ -113,6 +116,7 @@ def up(
         state_dir=load(overrides={"cluster.state_dir": state_dir}).cluster.state_dir,
         nodes=nodes,
         capacity_bytes=size_bytes(capacity, "--capacity"),
+        ssd_bytes=size_bytes(ssd, "--ssd"),
         host=host,
         port=master_port,
         log_level=log_level,

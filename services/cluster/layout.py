@@ -119,6 +119,8 @@ class _Planner:
             "CAPACITY_BYTES": str(self._settings.capacity_bytes),
             "UNIX_PATH": str(self._run_dir / f"{name}.sock"),
         }
+        if self._settings.ssd_bytes:
+            more["SSD_BYTES"] = str(self._settings.ssd_bytes)
         return self._part(name, ServiceKind.STORE_NODE, f"{_bracketed(host)}:{self._ports.any()}", more)
 
     def _workers(self) -> list[Part]:

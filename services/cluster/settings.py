@@ -49,6 +49,7 @@ class ClusterSettings:
     state_dir: Path
     nodes: int | None = None
     capacity_bytes: int = 1 << 30
+    ssd_bytes: int = 0
     host: str = "127.0.0.1"
     port: int | None = None
     log_level: str = "info"

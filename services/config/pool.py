@@ -89,6 +89,12 @@ class StoreNodeSection(Section):
     """DAX device or file that blocks lie in, or a folder for a file without a name; empty means host memory."""
     arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")
     """GPU that blocks lie on, like cuda:0, with capacity_bytes of its memory; empty means host memory."""
+    ssd_bytes: SizeBytes = 0
+    """Space on each disk for blocks that left memory, with all that is kept beside them; 0 means no SSD tier."""
+    ssd_paths: Words = ()
+    """Folders, files or block devices of the SSD tier, one a disk; empty means a folder inside state_dir."""
+    ssd_write_bytes_per_s: SizeBytes = 0
+    """Bytes that may be written to each disk, as an average over a minute, so that it lasts; 0 means no limit."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
     """Expected average size of blocks. With a smaller average the node runs out of slots before memory."""
     huge_pages: bool = True

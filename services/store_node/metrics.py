@@ -118,6 +118,11 @@ _GAUGES = frozenset(
         "store_event_log_bytes",
         "store_draining",
         "store_arena_gone",
+        "ssd_capacity_bytes",
+        "ssd_blocks",
+        "ssd_block_bytes",
+        "ssd_index_bytes",
+        "ssd_devices_answering",
     }
 )
 

@@ -312,6 +312,10 @@ def server_settings(
     }
     if node.arena_device:
         settings["arena_gpu"] = int(node.arena_device.partition(":")[2])
+    if node.ssd_bytes:
+        settings["ssd_paths"] = ssd_paths(config, identity.node_id)
+        settings["ssd_bytes"] = node.ssd_bytes
+        settings["ssd_write_bytes_per_s"] = node.ssd_write_bytes_per_s
     if node.arena_path is not None:
         settings["arena_path"] = str(node.arena_path)
     if node.eviction:
@@ -322,6 +326,23 @@ def server_settings(
         if config.tls.require_client_cert:
             settings["tls_client_ca"] = str(config.tls.ca_file or "")
     return settings
+
+
+def ssd_paths(config: Config, node_id: str) -> list[str]:
+    """Where the SSD tier lies. Only the folder that is the node's own is made here: a disk that is not mounted must
+    not become a folder on the disk above it.
+
+    Raises:
+        ConfigInvalid: the folder cannot be made.
+    """
+    if config.store_node.ssd_paths:
+        return [os.path.expanduser(path) for path in config.store_node.ssd_paths]
+    folder = config.cluster.state_dir / "ssd" / node_id
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigInvalid(f"{folder} cannot be made: {error.strerror}.") from None
+    return [str(folder)]
 
 
 def unix_path(config: Config, node_id: str) -> str:

@@ -55,6 +55,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
             r"mooncache up --prefill \d+ --decode",
         ),
     ),
+    ("docs/storage.md", "mooncache up --engine none --ssd"): Cannot(
+        "needs disks of that size", instead=("tests/store_node/test_ssd_tier.py",)
+    ),
     ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
     ("docs/tutorial.md", "curl http://127.0.0.1:8000"): By(CLUSTER),
     ("docs/tutorial.md", "mooncache why"): By(CLUSTER),

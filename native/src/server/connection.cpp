@@ -73,7 +73,8 @@ void Connection::on_event(uint32_t events) {
       break;
   }
   const bool broken = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  if ((parked() && (broken || (events & EPOLLRDHUP) != 0)) || (broken && (events & EPOLLIN) == 0)) {
+  if (((parked() || awaits_disk()) && (broken || (events & EPOLLRDHUP) != 0)) ||
+      (broken && (events & EPOLLIN) == 0)) {
     return end(CloseReason::kPeer);
   }
   if ((events & EPOLLIN) != 0) read_turn();
@@ -95,6 +96,13 @@ void Connection::on_turn() {
 void Connection::retry_parked() {
   // Try as if it had never waited; a new refusal parks again with what is left of the time.
   session_.end_wait();
+  blocked_ = Blocked::kNo;
+  proceed(session_.resume());
+  session_.progress.restart(loop_.now_ms());
+  advance();
+}
+
+void Connection::retry_disk() {
   blocked_ = Blocked::kNo;
   proceed(session_.resume());
   session_.progress.restart(loop_.now_ms());
@@ -226,6 +234,9 @@ void Connection::proceed(Next next) {
     case Next::kSpace:
       blocked_ = Blocked::kSpace;
       return loop_.park(*this);
+    case Next::kDisk:
+      blocked_ = Blocked::kDisk;
+      return loop_.await_disk(*this);
     case Next::kClose:
       return begin_close(session_.close_reason());
   }
@@ -254,7 +265,7 @@ void Connection::update_interest() {
   uint32_t events = 0;
   if (state_ == State::kTls) events = tls_events_;
   if (can_read() || state_ == State::kLingering) events |= EPOLLIN;
-  if (parked()) events |= EPOLLRDHUP;
+  if (parked() || awaits_disk()) events |= EPOLLRDHUP;
   if (!session_.out.empty()) events |= EPOLLOUT;
   if (events == watched_events_) return;
   watched_events_ = events;

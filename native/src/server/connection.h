@@ -41,6 +41,8 @@ class Connection final : public Watched, public WaitTable::Owner {
   void on_event(uint32_t events);
   void on_turn();       // after Loop::run_again
   void retry_parked();  // may park again
+  bool awaits_disk() const { return blocked_ == Blocked::kDisk; }
+  void retry_disk();  // may wait for it again
   void send_news(const WaitTable::News& news) override;
   void on_tick();  // deadlines
   void destroy(CloseReason reason);
@@ -48,7 +50,7 @@ class Connection final : public Watched, public WaitTable::Owner {
  private:
   enum class State : uint8_t { kTls, kOpen, kClosing, kLingering, kDead };
   // What the request in hand waits for. Nothing is read meanwhile.
-  enum class Blocked : uint8_t { kNo, kTurn, kSpace };
+  enum class Blocked : uint8_t { kNo, kTurn, kSpace, kDisk };
   using Bytes = std::span<const std::byte>;
 
   void advance_tls();

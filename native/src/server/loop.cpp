@@ -92,6 +92,7 @@ void Loop::run() {
         (void)!::read(wake_fd_.get(), &ignored, sizeof ignored);
         woken_.store(false);
         take_newcomers();
+        take_landed();
       }
     }
     visit_ = &kLongVisit;
@@ -274,6 +275,7 @@ void Loop::install(Newcomer newcomer) {
   connections_.push_back(std::make_unique<Connection>(*this, std::move(stream), newcomer.is_unix));
   Connection& connection = *connections_.back();
   connection.index = connections_.size() - 1;
+  connection.session().serial = next_serial_++;
   if (newcomer.surplus) connection.session().surplus = true;
   metrics.connections_open.add();
   metrics.unauthenticated_open.add();
@@ -387,6 +389,9 @@ void Loop::publish_longest_wait() {
 void Loop::tick() {
   next_tick_ms_ = now_ms_ + kTickMs;
   for (const auto& connection : connections_) connection->on_tick();
+  std::vector<uint64_t> waiting;
+  for (const auto& [serial, connection] : awaiting_disk_) waiting.push_back(serial);
+  retry_disk(waiting);
   look_at_arena();
   shared_.waits.expire(now_ms_);
 }
@@ -440,6 +445,7 @@ void Loop::remove_dead() {
   metrics.parked_now.sub(static_cast<uint64_t>(left));
   publish_longest_wait();
   std::erase_if(queue_, [](const Connection* connection) { return connection->is_dead(); });
+  std::erase_if(awaiting_disk_, [](const auto& waiter) { return waiter.second->is_dead(); });
   for (Connection* connection : dead_) {
     const size_t index = connection->index;
     if (connection->session().surplus) shared_.surplus.fetch_sub(1);

@@ -67,6 +67,8 @@ class Loop {
   // From any thread.
   void adopt(Newcomer newcomer);
   void space_freed();
+  // Something that a connection asked of a disk has ended.
+  void landed(uint64_t serial);
   // The ticket of who waits longest for space here; kNoWait.
   uint64_t longest_wait() const { return longest_wait_.load(); }
   void stop(Deadline deadline);
@@ -84,8 +86,9 @@ class Loop {
   }
   // Before an attempt to get space that park() may follow.
   void about_to_reserve() { releases_seen_ = shared_.space_releases.load(); }
-  void park(Connection& connection);  // a turn when space was freed, or soon
-  void dead(Connection& connection);  // deleted at the end of the turn
+  void park(Connection& connection);        // a turn when space was freed, or soon
+  void await_disk(Connection& connection);  // a turn when something of it landed, and now and then
+  void dead(Connection& connection);        // deleted at the end of the turn
   std::span<std::byte> scratch() { return scratch_; }
   std::span<std::byte> discard() { return discard_; }
   // For a look at a block that the processor cannot address: RangeCheck::kStepBytes.
@@ -109,6 +112,8 @@ class Loop {
   void pause(Listener& listener);
   void resume_listening();
   void take_newcomers();
+  void take_landed();
+  void retry_disk(const std::vector<uint64_t>& serials);
   void install(Newcomer newcomer);
   void ready(Connection& connection, uint32_t events);
   void enqueue(Connection& connection);
@@ -136,7 +141,9 @@ class Loop {
 
   std::vector<std::unique_ptr<Connection>> connections_;
   std::vector<Connection*> dead_;
-  std::map<uint64_t, Connection*> parked_;  // by ticket; those that no longer wait are still there
+  std::map<uint64_t, Connection*> awaiting_disk_;  // by serial; those that no longer wait are still there
+  std::map<uint64_t, Connection*> parked_;         // by ticket; those that no longer wait are still there
+  uint64_t next_serial_ = 1;
   uint64_t releases_seen_ = 0;
   // Connections with many bytes to move or to check, in turn.
   std::deque<Connection*> queue_;
@@ -156,7 +163,8 @@ class Loop {
   std::atomic<bool> space_freed_{false};
   std::atomic<uint64_t> longest_wait_{kNoWait};
   std::atomic<bool> stopping_{false};
-  std::mutex mutex_;  // guards newcomers_ and stop_deadline_
+  std::mutex mutex_;  // guards newcomers_, landed_ and stop_deadline_
+  std::vector<uint64_t> landed_;
   std::vector<Newcomer> newcomers_;
   Deadline stop_deadline_;
 };

@@ -10,6 +10,7 @@
 
 #include "mooncache/bytes.h"
 #include "mooncache/store.h"
+#include "server/disk_reads.h"
 #include "server/holdings.h"
 #include "server/output_queue.h"
 #include "server/range_check.h"
@@ -26,6 +27,7 @@ enum class Next : uint8_t {
   kPayload,  // more bytes of its payload are needed
   kTurn,     // it goes on in a later turn: this one has done enough for it
   kSpace,    // it goes on when space is free, or at SpaceWait::deadline_ms
+  kDisk,     // it goes on when something that it asked of a disk has ended, or soon
   kClose,    // it was refused: the connection ends when the response has been sent
 };
 
@@ -105,7 +107,8 @@ class GetOp {
   uint64_t held_bytes() const;
 
  private:
-  bool begin_item(PeerSession& session, const wire::GetItem& item);
+  // kPayload: the block is in hand. kDone: the item is answered, without bytes.
+  Next begin_item(PeerSession& session, const wire::GetItem& item);
   bool choose_range(PeerSession& session, const wire::GetItem& item, wire::GetResult& result);
   bool verify(PeerSession& session, uint64_t& budget);
   void finish_item(PeerSession& session, const wire::GetItem& item);
@@ -130,6 +133,29 @@ class GetOp {
   uint64_t sound_generation_ = 0;
   uint32_t sound_slot_ = 0;
   std::vector<uint32_t> sound_chunks_;
+  DiskReads disk_;
+};
+
+class LookupOp {
+ public:
+  explicit LookupOp(std::vector<Key> keys);
+  Next step(PeerSession& session, uint64_t budget);
+  uint64_t held_bytes() const;
+
+ private:
+  std::vector<Key> keys_;
+  std::vector<wire::LookupResult> results_;
+  std::vector<uint64_t> grants_;
+  DiskReads disk_;
+};
+
+// REMOVE of blocks that lie on a disk: it is answered when no restart brings them back, or after a second.
+struct RemoveOp {
+  std::vector<Code> codes;
+  std::shared_ptr<std::atomic<size_t>> left;  // removals that do not last yet
+  uint64_t deadline_ms = 0;
+
+  Next step(PeerSession& session, uint64_t budget);
 };
 
 // Commands to devices take long: a turn has a budget for it, and the operation goes on in the next
@@ -171,8 +197,8 @@ struct AbortOp {
 };
 
 // The request in hand; monostate: none.
-using PendingOperation = std::variant<std::monostate, Inbound, ReserveOp, GetOp, ExposeOp, EndpointOp,
-                                      ReleaseOp, CommitOp, AbortOp>;
+using PendingOperation = std::variant<std::monostate, Inbound, ReserveOp, GetOp, LookupOp, ExposeOp,
+                                      EndpointOp, ReleaseOp, CommitOp, AbortOp, RemoveOp>;
 
 struct Operation {
   Next (*start)(PeerSession&, wire::Meta) = nullptr;

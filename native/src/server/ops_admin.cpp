@@ -1,5 +1,7 @@
 // REMOVE, PIN, UNPIN, STAT, LIST, ATTACH, NODE_STAT, PING.
 #include <algorithm>
+#include <atomic>
+#include <memory>
 
 #include "server/peer_session.h"
 
@@ -10,10 +12,27 @@ Next ops::remove(PeerSession& session, wire::Meta meta) {
   if (!keys) return session.malformed();
   std::vector<Code> codes;
   codes.reserve(keys->size());
-  for (const Key& key : *keys) {
-    codes.push_back(
-        session.store().remove(session.who.tenant, key, RemoveReason::kRemoved, session.now_ms()));
+  if (!session.store().has_disk()) {
+    for (const Key& key : *keys) {
+      codes.push_back(
+          session.store().remove(session.who.tenant, key, RemoveReason::kRemoved, session.now_ms()));
+    }
+    return session.respond_codes(codes);
   }
+  constexpr uint64_t kLastsWithinMs = 1000;
+  const auto left = std::make_shared<std::atomic<size_t>>(keys->size());
+  const auto lasts = [&loop = session.loop(), serial = session.serial, left] {
+    if (left->fetch_sub(1) == 1) loop.landed(serial);
+  };
+  for (const Key& key : *keys) {
+    codes.push_back(session.store().remove(session.who.tenant, key, RemoveReason::kRemoved, session.now_ms(),
+                                           false, lasts));
+  }
+  return session.begin(RemoveOp{std::move(codes), left, session.now_ms() + kLastsWithinMs}, 0);
+}
+
+Next RemoveOp::step(PeerSession& session, uint64_t) {
+  if (left->load() > 0 && session.now_ms() < deadline_ms) return Next::kDisk;
   return session.respond_codes(codes);
 }
 

@@ -66,15 +66,17 @@ uint64_t GetOp::held_bytes() const {
 Next GetOp::step(PeerSession& session, uint64_t budget) {
   while (results_.size() < items_.size()) {
     const wire::GetItem& item = items_[results_.size()];
-    if (!holding_ && !begin_item(session, item)) continue;
+    const Next begun = holding_ ? Next::kPayload : begin_item(session, item);
+    if (begun == Next::kDisk) return begun;
+    if (begun == Next::kDone) continue;
     if (!verify(session, budget)) return Next::kTurn;
     finish_item(session, item);
   }
   return read_grant_ != 0 ? respond_read(session) : respond_get(session);
 }
 
-// Finds and pins the block of a GET. False: the result is there already, without bytes.
-bool GetOp::begin_item(PeerSession& session, const wire::GetItem& item) {
+// Finds and pins the block of a GET.
+Next GetOp::begin_item(PeerSession& session, const wire::GetItem& item) {
   wire::GetResult result;
   if (session.store().arena_gone()) {
     // Before anything is announced: the block may be sound when its memory answers again.
@@ -82,14 +84,18 @@ bool GetOp::begin_item(PeerSession& session, const wire::GetItem& item) {
   } else if (auto pinned = session.held.acquire(session.who.tenant, item.key); pinned) {
     pinned_ = *pinned;
     holding_ = true;
-    if (choose_range(session, item, result)) return true;
+    if (choose_range(session, item, result)) return Next::kPayload;
     release_block(session);
+  } else if (pinned.code() == Code::kNotFound &&
+             disk_.waits(session, results_.size(), items_.size(),
+                         [this](size_t at) -> const Key& { return items_[at].key; })) {
+    return Next::kDisk;
   } else {
     result.code = pinned.code();
   }
   count_result(session, result.code);
   results_.push_back(result);
-  return false;
+  return Next::kDone;
 }
 
 // What to send of the block in hand; false when that is nothing.
@@ -260,29 +266,46 @@ Next ops::read(PeerSession& session, wire::Meta meta) {
 // LOOKUP, RELEASE, MATCH ---------------------------------------------------------------------------------
 
 Next ops::lookup(PeerSession& session, wire::Meta meta) {
-  const auto keys = wire::decode_all_keys(meta);
+  auto keys = wire::decode_all_keys(meta);
   if (!keys) return session.malformed();
-  std::vector<wire::LookupResult> results(keys->size());
-  std::vector<uint64_t> grants(keys->size());
-  for (size_t i = 0; i < keys->size(); ++i) {
-    wire::LookupResult& result = results[i];
-    const auto pinned = session.held.acquire(session.who.tenant, (*keys)[i]);
+  return session.begin(LookupOp(std::move(*keys)), 0);
+}
+
+LookupOp::LookupOp(std::vector<Key> keys) : keys_(std::move(keys)) {
+  results_.reserve(keys_.size());
+  grants_.reserve(keys_.size());
+}
+
+uint64_t LookupOp::held_bytes() const {
+  return mooncache::held_bytes(keys_) + mooncache::held_bytes(results_) + mooncache::held_bytes(grants_);
+}
+
+Next LookupOp::step(PeerSession& session, uint64_t) {
+  while (results_.size() < keys_.size()) {
+    const size_t at = results_.size();
+    const auto pinned = session.held.acquire(session.who.tenant, keys_[at]);
+    if (pinned.code() == Code::kNotFound &&
+        disk_.waits(session, at, keys_.size(), [this](size_t i) -> const Key& { return keys_[i]; }))
+      return Next::kDisk;
+    wire::LookupResult result;
     result.code = pinned.code();
     if (pinned) {
       session.held.grant_pin(pinned->id);
       const Extent& extent = pinned->info.extent;
-      grants[i] = static_cast<uint64_t>(pinned->id);
+      const auto grant = static_cast<uint64_t>(pinned->id);
       result.tier = pinned->info.tier;
       result.crc32c = pinned->info.crc32c;
       result.size = extent.size;
       session.metrics().read_bytes.add(extent.size);
-      result.extent = {grants[i], extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
+      result.extent = {grant, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
     }
+    grants_.push_back(result.extent.grant);
     count_result(session, result.code);
+    results_.push_back(result);
   }
   Writer& writer = session.begin_response();
-  wire::encode_items<wire::LookupResult>(writer, results);
-  return respond_exposed(session, writer, std::move(grants), false);
+  wire::encode_items<wire::LookupResult>(writer, results_);
+  return ops::respond_exposed(session, writer, std::move(grants_), false);
 }
 
 Next ops::release(PeerSession& session, wire::Meta meta) {

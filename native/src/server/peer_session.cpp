@@ -114,6 +114,7 @@ uint64_t PeerSession::held_bytes() const {
   uint64_t bytes = out.held_bytes() + (staging_ ? kStagingBytes : 0);
   if (const auto* inbound = std::get_if<Inbound>(&pending)) bytes += inbound->held_bytes();
   if (const auto* get = std::get_if<GetOp>(&pending)) bytes += get->held_bytes();
+  if (const auto* looking = std::get_if<LookupOp>(&pending)) bytes += looking->held_bytes();
   if (const auto* reserving = std::get_if<ReserveOp>(&pending)) bytes += reserving->held_bytes();
   return bytes;
 }

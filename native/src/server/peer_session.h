@@ -49,6 +49,7 @@ class PeerSession {
         loop_(loop) {}
 
   const bool is_unix, is_tls;
+  uint64_t serial = 0;       // among the connections of its loop
   WaitTable::Owner& waiter;  // its connection
   bool surplus = false;      // beyond max_connections
   Identity who;

@@ -109,6 +109,10 @@ Status prepare_folder(const std::string& path) {
 
 struct StoreServer::Impl {
   explicit Impl(ServerConfig config) : shared(std::move(config)) {}
+  // The disks' threads know the loops and the log.
+  ~Impl() {
+    if (shared.store) shared.store->close_disk();
+  }
 
   Status listen_all(std::vector<std::unique_ptr<Listener>>& listeners);
   std::vector<std::pair<std::string, uint64_t>> stats() const;
@@ -159,13 +163,18 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   if (config.io_threads == 0) config.io_threads = std::thread::hardware_concurrency() <= 2 ? 1 : 2;
   if (config.io_threads > 64) return {Code::kConfigInvalid, "io_threads must be 64 at most"};
   if (Status rdma = rdma::check(config.rdma); !rdma) return rdma;
-  auto store = Store::open(config.store);
-  if (!store) return store.status();
-  config.store = (*store)->config();
-  if (config.max_reserved_bytes_per_connection == 0) {
-    config.max_reserved_bytes_per_connection = config.store.capacity_bytes;
-  }
   auto impl = std::make_unique<Impl>(std::move(config));
+  ServerConfig& in_force = impl->shared.config;
+  in_force.store.disk.node_id = in_force.node_id;
+  in_force.store.disk.log = [log = &impl->shared.log](uint8_t level, const char* event, std::string message) {
+    log->push(level, event, std::move(message));
+  };
+  auto store = Store::open(in_force.store);
+  if (!store) return store.status();
+  in_force.store = (*store)->config();
+  if (in_force.max_reserved_bytes_per_connection == 0) {
+    in_force.max_reserved_bytes_per_connection = in_force.store.capacity_bytes;
+  }
   impl->shared.store = std::move(*store);
   impl->fit_descriptors();
   impl->describe_arena();
@@ -349,6 +358,7 @@ void StoreServer::stop(Deadline deadline) {
   impl_->stopped = true;
   for (const auto& loop : impl_->loops) loop->stop(deadline);
   for (std::thread& thread : impl_->threads) thread.join();
+  impl_->shared.store->close_disk();  // its threads know the loops
   impl_->unlink_socket();
 }
 
@@ -412,9 +422,9 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
   values.emplace_back("waits_open", shared.waits.open_waits());
   values.emplace_back("waited_keys", shared.waits.open_keys());
   values.emplace_back("arena_lost_bytes", shared.lost_bytes.load(std::memory_order_relaxed));
-  for (const auto& [name, value] : shared.store->stats().named()) {
-    values.emplace_back("store_" + std::string(name), value);
-  }
+  const StoreStats store = shared.store->stats();
+  for (const auto& [name, value] : store.named()) values.emplace_back("store_" + std::string(name), value);
+  values.insert(values.end(), store.disk.begin(), store.disk.end());
   return values;
 }
 

@@ -12,11 +12,11 @@ namespace mooncache::store::disk {
 namespace {
 
 constexpr uint64_t kFlushMs = 20;  // a chunk that is not full is written after so long
-constexpr uint64_t kNextLookMs = 10, kLaterMs = 100, kFullMs = 1000;
+constexpr uint64_t kNextLookMs = 5, kLaterMs = 50, kFullMs = 1000;
 constexpr size_t kFreeSegments = 2;  // one to write on, one for what moves out of the oldest
 constexpr size_t kSpareChunks = 4;
 constexpr uint64_t kHeaderPages = 64;
-constexpr uint32_t kSlotsPerLock = 16'384;
+constexpr uint32_t kReclaimedPerLock = 16'384;
 
 }  // namespace
 
@@ -110,15 +110,12 @@ bool Device::append(const RecordHeader& header, Done done, const Copy& copy) {
 void Device::demote() {
   if (now_ms_ < next_demotion_ms_ || !answering()) return;
   if (free_chunks_.size() <= kSpareChunks) return;
-  next_demotion_ms_ = now_ms_ + kNextLookMs;
   cold_.clear();
   memory_.take_cold(options_.number, (free_chunks_.size() - kSpareChunks) * chunk_bytes_, largest_block(),
                     cold_);
   DeviceStats seen;
   for (const ColdBlock& block : cold_) memory_.end_demotion(block, demote(block, seen));
-  if (!cold_.empty())
-    next_demotion_ms_ = std::min(next_demotion_ms_, now_ms_ + (seen.dropped > 0 ? kLaterMs : 0));
-  if (seen.dropped > 0) next_demotion_ms_ = now_ms_ + kLaterMs;
+  next_demotion_ms_ = now_ms_ + (cold_.empty() || seen.dropped > 0 ? kLaterMs : kNextLookMs);
   const std::lock_guard lock(stats_mutex_);
   count_.admitted += seen.admitted;
   count_.admitted_bytes += seen.admitted_bytes;
@@ -368,7 +365,7 @@ void Device::reclaim() {
     {
       const std::lock_guard lock(mutex_);
       const auto end =
-          static_cast<uint32_t>(std::min<uint64_t>(index_.slots(), uint64_t{at} + kSlotsPerLock));
+          static_cast<uint32_t>(std::min<uint64_t>(index_.slots(), uint64_t{at} + kReclaimedPerLock));
       for (; at < end; ++at) {
         const DiskEntry& entry = index_[at];
         if (entry.size == 0 || entry.segment != number) continue;
