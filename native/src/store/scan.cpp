@@ -40,6 +40,14 @@ uint64_t walk(Shards& shards, uint32_t shard_count, uint64_t cursor, uint32_t li
   return 0;
 }
 
+std::vector<std::pair<std::string, uint64_t>> disk_stats(const store::disk::Tier& tier) {
+  std::vector<std::pair<std::string, uint64_t>> named;
+  const store::disk::DeviceStats disk = tier.stats();
+  for (const auto& [name, field] : store::disk::kDeviceCounters)
+    named.emplace_back("ssd_" + std::string(name), disk.*field);
+  return named;
+}
+
 }  // namespace
 
 // Blocks on disks alone come behind those in memory: their cursors go on where the shards' end.
@@ -167,11 +175,7 @@ StoreStats Store::stats() const {
   stats.event_log_bytes = core_->events->memory_bytes();
   stats.draining = draining() ? 1 : 0;
   stats.arena_gone = arena_gone() ? 1 : 0;
-  if (core_->tier) {
-    const store::disk::DeviceStats disk = core_->tier->stats();
-    for (const auto& [name, field] : store::disk::kDeviceCounters)
-      stats.disk.emplace_back("ssd_" + std::string(name), disk.*field);
-  }
+  if (core_->tier) stats.disk = disk_stats(*core_->tier);
   return stats;
 }
 
