@@ -334,14 +334,14 @@ class ReceivedBlock:
 class Registration:
     """A buffer that devices may use in place, until close()."""
 
-    def attach(self) -> None:
-        """
-        Hand it to the devices now, to stay so until close(); raises why they cannot use it.
-        """
-
     def close(self) -> None:
         """
         Twice is harmless; a call that uses the buffer keeps it registered until it ends.
+        """
+
+    def attach(self) -> None:
+        """
+        Hand it to the devices now, to stay so until close(); raises why they cannot use it.
         """
 
     @property
