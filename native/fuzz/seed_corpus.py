@@ -1,5 +1,5 @@
 """Write the seed corpora: for fuzz_wire one valid message for each decoder, in the order of kTargets; for fuzz_frames
-streams of frames, each behind the length at which it is cut.
+streams of frames, each behind the length at which it is cut; for fuzz_disk one page of each kind.
 
 Usage: python native/fuzz/seed_corpus.py native/fuzz
 """
@@ -91,11 +91,33 @@ STREAMS: list[tuple[str, bytes]] = [
     ("refused", bytes([40]) + STREAM[:40] + STREAM),
 ]
 
+# The first byte is the kind of page; with 0x80 the target puts its checksum right.
+UUID = KEY[:16]
+DISK: list[tuple[str, bytes]] = [
+    (
+        "superblock",
+        b"\x80MOONSSD\n" + struct.pack("<I", 1) + UUID + struct.pack("<QI", 1 << 20, 16) + text("node-1"),
+    ),
+    ("segment", b"\x81" + struct.pack("<I", 0x47455343) + UUID + struct.pack("<Q", 7)),
+    (
+        "record",
+        b"\x82"
+        + struct.pack("<II", 0x43455243, 0)
+        + UUID
+        + struct.pack("<Q", 7)
+        + KEY
+        + struct.pack("<QII", 9, 64, 5),
+    ),
+    ("footer", b"\x83" + struct.pack("<I", 0x544F4643) + UUID + struct.pack("<QII", 7, 100, 5)),
+]
+
 
 def main(folder: Path) -> None:
-    wire, frames = folder / "fuzz_wire_corpus", folder / "fuzz_frames_corpus"
-    wire.mkdir(parents=True, exist_ok=True)
-    frames.mkdir(parents=True, exist_ok=True)
+    wire, frames, disk = (folder / f"fuzz_{name}_corpus" for name in ("wire", "frames", "disk"))
+    for corpus in (wire, frames, disk):
+        corpus.mkdir(parents=True, exist_ok=True)
+    for name, page in DISK:
+        (disk / name).write_bytes(page)
     for number, (name, message) in enumerate(SEEDS):
         (wire / f"{number:02d}_{name}").write_bytes(bytes([number]) + message)
     for name, stream in STREAMS:

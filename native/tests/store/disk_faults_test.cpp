@@ -1,0 +1,174 @@
+// What a disk may do: it is killed at each of its writes, lies, fails, answers late or not at all, and holds
+// bytes that were never written. Nothing wrong is returned, what was removed stays removed, and whoever waits
+// is released.
+#include "store/disk_fixture.h"
+
+namespace mooncache::test {
+namespace {
+
+class DiskFaultsTest : public DiskTest {
+ protected:
+  void SetUp() override {
+    DiskTest::SetUp();
+    faulty_ = true;
+  }
+  void fill_disk(uint64_t from, uint64_t count, size_t size) {
+    for (uint64_t i = from; i < from + count; ++i) memory_->offer(i, size);
+    ASSERT_TRUE(memory_->wait_written(count));
+  }
+  // Changes bytes of the file behind the device's back.
+  void scribble(uint64_t offset, size_t bytes, uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::fstream out(file(), std::ios::in | std::ios::out | std::ios::binary);
+    out.seekp(static_cast<std::streamoff>(offset));
+    for (size_t i = 0; i < bytes; ++i) out.put(static_cast<char>(random()));
+  }
+};
+
+// Every write of a small history is the last one that reaches the disk, and that one only in part and in any
+// order.
+TEST_F(DiskFaultsTest, KilledAtEachWrite) {
+  constexpr size_t kSize = 30'000;
+  bool ended = false;
+  int64_t at = 0;
+  for (; !ended && at < 400; ++at) {
+    SCOPED_TRACE("killed at write " + std::to_string(at));
+    faults_ = std::make_shared<Faults>();
+    faults_->seed = static_cast<uint64_t>(at) * 31 + 1;
+    faults_->kill_at_write = at;
+    std::filesystem::remove(file());
+    std::set<uint64_t> removed;
+    if (open()) {
+      for (uint64_t round = 0; round < 3; ++round) {
+        for (uint64_t i = 0; i < 20; ++i) memory_->offer(round * 20 + i, kSize);
+        ASSERT_TRUE(memory_->wait_written(round * 20 + 20));
+        const uint64_t victim = round * 20 + 5;
+        ASSERT_TRUE(remove(victim));
+        if (!faults_->killed) removed.insert(victim);
+      }
+      device_->close();
+      ended = !faults_->killed;
+    }
+    device_.reset();
+    faults_ = std::make_shared<Faults>();
+    const Status status = open();
+    if (!status) {  // killed before there was anything: the file says so, or is as good as new
+      EXPECT_EQ(status.code, Code::kConfigInvalid) << status.message;
+      EXPECT_LE(at, 1);
+      continue;
+    }
+    for (uint64_t i = 0; i < 60; ++i) {
+      const bool came = read(i, kSize);
+      EXPECT_FALSE(came && removed.contains(i)) << "removed block " << i << " came back";
+      if (ended) EXPECT_EQ(came, !removed.contains(i)) << i;
+    }
+    // And it works.
+    memory_->offer(1000, 100);
+    ASSERT_TRUE(memory_->wait_written(1));
+    EXPECT_TRUE(read(1000, 100));
+  }
+  EXPECT_TRUE(ended) << "the history is longer than what was tried";
+  EXPECT_GT(at, 8);
+}
+
+TEST_F(DiskFaultsTest, DamageIsAMissAndIsNotAskedForAgain) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 30, 20'000);
+  scribble(64 << 10 | 150'000, 60'000, 3);
+  uint64_t misses = 0;
+  for (uint64_t i = 0; i < 30; ++i) misses += read(i, 20'000) ? 0 : 1;
+  EXPECT_GE(misses, 3u);
+  EXPECT_LE(misses, 6u);
+  EXPECT_EQ(device_->stats().corrupt, misses);
+  EXPECT_EQ(memory_->lost_count(), misses);
+  EXPECT_EQ(memory_->open_reservations(), 0u);
+  EXPECT_EQ(device_->stats().blocks, 30 - misses);
+}
+
+// A start on damaged segments, footers and headers: fewer blocks, none of them wrong.
+TEST_F(DiskFaultsTest, AStartOnDamage) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::filesystem::remove(file());
+    ASSERT_TRUE(open());
+    fill_disk(0, 60, 20'000);
+    device_->close();
+    device_.reset();
+    std::mt19937_64 random(seed);
+    for (int i = 0; i < 8; ++i) scribble((64 << 10) + random() % (3 << 20), random() % 5000, random());
+    ASSERT_TRUE(open());
+    for (uint64_t i = 0; i < 60; ++i) (void)read(i, 20'000);
+    EXPECT_EQ(memory_->open_reservations(), 0u);
+  }
+}
+
+TEST_F(DiskFaultsTest, ADamagedSuperblockHasACopy) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 5, 1000);
+  device_.reset();
+  scribble(0, 500, 1);
+  EXPECT_EQ(open().code, Code::kOk) << "the second copy is sound";
+  EXPECT_TRUE(read(3, 1000));
+  device_.reset();
+  scribble(0, 500, 1);
+  scribble(4096, 500, 1);
+  EXPECT_EQ(open().code, Code::kConfigInvalid);
+}
+
+TEST_F(DiskFaultsTest, ThreeErrorsInARowAreTheEndOfADisk) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 20, 10'000);
+  faults_->read_error = EIO;
+  for (uint64_t i = 0; i < 5; ++i) EXPECT_FALSE(read(i, 10'000));
+  ASSERT_TRUE(memory_->wait_event("ssd_off"));
+  EXPECT_FALSE(device_->answering());
+  faults_->read_error = 0;
+  EXPECT_FALSE(read(7, 10'000));
+  EXPECT_TRUE(memory_->wait_for([&] { return true; }));
+  EXPECT_EQ(memory_->lost_count(), 20u) << "the loss of each block is said";
+}
+
+TEST_F(DiskFaultsTest, ShortReadsAndStaleEndsAreMisses) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 10, 300'000);
+  faults_->short_reads = true;
+  EXPECT_FALSE(read(1, 300'000));
+  faults_->short_reads = false;
+  faults_->stale_ends = true;
+  for (uint64_t i = 0; i < 10; ++i) EXPECT_TRUE(read(i, 300'000)) << i;
+}
+
+TEST_F(DiskFaultsTest, AFullFileSystemIsNoFailureOfTheDisk) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 5, 10'000);
+  faults_->write_error = ENOSPC;
+  for (uint64_t i = 10; i < 20; ++i) memory_->offer(i, 10'000);
+  for (int tries = 0; tries < 2000 && device_->stats().no_space == 0; ++tries)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_GT(device_->stats().no_space, 0u);
+  EXPECT_TRUE(device_->answering());
+  EXPECT_TRUE(read(3, 10'000));
+  EXPECT_FALSE(read(12, 10'000));
+  faults_->write_error = 0;
+  for (uint64_t i = 30; i < 40; ++i) memory_->offer(i, 10'000);
+  EXPECT_TRUE(memory_->wait_written(15));
+  EXPECT_TRUE(read(35, 10'000));
+}
+
+// A stalled disk is no disk: who waits is released, and when it answers again it serves again.
+TEST_F(DiskFaultsTest, AStallReleasesWhoWaits) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 10, 10'000);
+  faults_->stalled = true;
+  EXPECT_FALSE(read(1, 10'000));
+  ASSERT_TRUE(memory_->wait_event("ssd_stalled"));
+  EXPECT_FALSE(device_->find(kTenant, key_of(2)));
+  EXPECT_FALSE(read(2, 10'000));
+  faults_->stalled = false;
+  ASSERT_TRUE(memory_->wait_event("ssd_back"));
+  EXPECT_TRUE(read(2, 10'000));
+  EXPECT_EQ(memory_->open_reservations(), 0u);
+}
+
+}  // namespace
+}  // namespace mooncache::test
