@@ -208,7 +208,7 @@ struct Store::Core {
   std::function<void(TenantId, const Key&)> commit_callback;
   // Last, because their threads use all of the above.
   std::unique_ptr<store::disk::Memory> above;
-  std::unique_ptr<store::disk::Tier> tier;  // null: no disks
+  std::unique_ptr<store::disk::SsdTier> tier;  // null: no disks
 };
 
 }  // namespace mooncache

@@ -40,7 +40,7 @@ uint64_t walk(Shards& shards, uint32_t shard_count, uint64_t cursor, uint32_t li
   return 0;
 }
 
-std::vector<std::pair<std::string, uint64_t>> disk_stats(const store::disk::Tier& tier) {
+std::vector<std::pair<std::string, uint64_t>> disk_stats(const store::disk::SsdTier& tier) {
   std::vector<std::pair<std::string, uint64_t>> named;
   const store::disk::DeviceStats disk = tier.stats();
   for (const auto& [name, field] : store::disk::kDeviceCounters)

@@ -126,7 +126,7 @@ Status Store::Core::open_tier(Store& store) {
     one.allow_uring = config.disk.allow_uring;
     options.push_back(std::move(one));
   }
-  auto opened = store::disk::Tier::open(std::move(options), *above);
+  auto opened = store::disk::SsdTier::open(std::move(options), *above);
   if (!opened) return opened.status();
   tier = std::move(*opened);
   return Status::ok();
@@ -159,7 +159,7 @@ void Store::Core::take_cold_tail(Shard& shard, Queue queue, ColdLimits& limits, 
     const uint32_t index = std::exchange(at, entry.links[store::kQueuePrevious]);
     seen_bytes += extent_bytes(entry.size);
     if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) continue;
-    if (store::disk::Tier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) continue;
+    if (store::disk::SsdTier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) continue;
     if (entry.size > limits.bytes_left) {
       limits.bytes_left = 0;
       return;

@@ -124,8 +124,7 @@ TEST_F(DiskFaultsTest, ThreeErrorsInARowAreTheEndOfADisk) {
   EXPECT_FALSE(device_->answering());
   faults_->read_error = 0;
   EXPECT_FALSE(read(7, 10'000));
-  EXPECT_TRUE(memory_->wait_for([&] { return true; }));
-  EXPECT_EQ(memory_->lost_count(), 20u) << "the loss of each block is said";
+  EXPECT_TRUE(memory_->wait_lost(20)) << "the loss of each block is said";
 }
 
 TEST_F(DiskFaultsTest, ShortReadsAndStaleEndsAreMisses) {

@@ -220,6 +220,9 @@ class FakeMemory final : public store::disk::Memory {
   bool wait_written(size_t count) {
     return wait_for([&] { return written_.size() >= count; });
   }
+  bool wait_lost(size_t count) {
+    return wait_for([&] { return lost_.size() >= count; });
+  }
   bool wait_event(const char* event) {
     return wait_for([&] { return events_.contains(event); });
   }

@@ -181,6 +181,7 @@ class Device {
   Status start();
   Status open_file();
   Status open_superblock();
+  Status check_unused();
   Status create_superblock(const Superblock& wanted);
   Status recover();
   bool recover_footer(uint32_t number);

@@ -103,15 +103,20 @@ Status Device::open_superblock() {
   const std::string& path = file_.path();
   std::optional<Superblock> found;
   Status worst{Code::kNotFound, {}};
+  bool empty = false;
   for (uint64_t copy = 0; copy < 2 && file_.size_bytes() >= 2 * kPageBytes; ++copy) {
     const Slice page{page_memory_.data(), kPageBytes};
     if (plain({Io::Kind::kRead, copy * kPageBytes, page, -1, 0}) != static_cast<int64_t>(kPageBytes))
       return {Code::kInternal, path + " cannot be read"};
     const auto decoded = Superblock::decode(ConstPage(page.data, kPageBytes));
     if (decoded && !found) found = *decoded;
+    empty = empty || decoded.code() == Code::kNotFound;
     if (!decoded && decoded.code() != Code::kNotFound) worst = decoded.status();
   }
-  if (!found && worst.code != Code::kNotFound) {
+  // Ours, and the second copy was never written: the start that made the file did not end, and it holds
+  // nothing.
+  const bool unfinished = empty && worst.code == Code::kChecksumMismatch;
+  if (!found && worst.code != Code::kNotFound && !unfinished) {
     return {Code::kConfigInvalid, "the SSD tier does not touch " + path + ", because " + worst.message +
                                       "; delete it, or name another place"};
   }
@@ -119,6 +124,7 @@ Status Device::open_superblock() {
     return {Code::kConfigInvalid,
             path + " holds the blocks of the node " + found->node_id + "; delete it, or name another place"};
   }
+  if (Status unused = found || unfinished ? Status::ok() : check_unused(); !unused) return unused;
   Superblock wanted;
   if (found) wanted = *found;
   if (!found && ::getrandom(wanted.uuid.data(), wanted.uuid.size(), 0) != 16)
@@ -139,11 +145,25 @@ Status Device::open_superblock() {
   }
   wanted.segments = static_cast<uint32_t>(
       std::min<uint64_t>((*reserved - kDataOffset) / wanted.segment_bytes, kMaxSegments));
-  if (found && wanted.segments == found->segments) {
+  if (found && wanted.segments == found->segments && worst.code == Code::kNotFound && !empty) {
     layout_ = *found;
     return Status::ok();
   }
   return create_superblock(wanted);
+}
+
+// File systems may leave their first pages empty; what they write lies in the first quarter of a MiB.
+Status Device::check_unused() {
+  const uint64_t bytes = std::min<uint64_t>(kReadBytes, file_.size_bytes() / kPageBytes * kPageBytes);
+  if (bytes == 0) return Status::ok();
+  const std::span<std::byte> begin(page_memory_.data(), bytes);
+  if (plain({Io::Kind::kRead, 0, {begin.data(), bytes}, -1, 0}) != static_cast<int64_t>(bytes))
+    return {Code::kInternal, file_.path() + " cannot be read"};
+  if (std::all_of(begin.begin(), begin.end(), [](std::byte byte) { return byte == std::byte{0}; }))
+    return Status::ok();
+  return {Code::kConfigInvalid, "the SSD tier does not touch " + file_.path() +
+                                    ", because it holds something else than blocks; delete it, or name "
+                                    "another place"};
 }
 
 // One copy after the other, so that one is whole at every moment.

@@ -4,8 +4,8 @@
 
 namespace mooncache::store::disk {
 
-Result<std::unique_ptr<Tier>> Tier::open(std::vector<DeviceOptions> options, Memory& memory) {
-  auto tier = std::make_unique<Tier>();
+Result<std::unique_ptr<SsdTier>> SsdTier::open(std::vector<DeviceOptions> options, Memory& memory) {
+  auto tier = std::make_unique<SsdTier>();
   for (DeviceOptions& one : options) {
     one.number = static_cast<uint32_t>(tier->devices_.size());
     auto device = Device::open(std::move(one), memory);
@@ -16,7 +16,7 @@ Result<std::unique_ptr<Tier>> Tier::open(std::vector<DeviceOptions> options, Mem
   return tier;
 }
 
-uint64_t Tier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const {
+uint64_t SsdTier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const {
   uint64_t number = cursor >> 32;
   if (number >= devices_.size()) return 0;
   const Device* device = devices_[number].get();
@@ -25,13 +25,13 @@ uint64_t Tier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit)
   return ++number < devices_.size() ? number << 32 : 0;
 }
 
-void Tier::close() {
+void SsdTier::close() {
   for (const auto& device : devices_) {
     if (device != nullptr) device->close();
   }
 }
 
-DeviceStats Tier::stats() const {
+DeviceStats SsdTier::stats() const {
   DeviceStats sum;
   for (const auto& device : devices_) {
     if (device == nullptr) continue;

@@ -12,11 +12,11 @@
 
 namespace mooncache::store::disk {
 
-class Tier {
+class SsdTier {
  public:
   // A disk that broke is left out, and the log says so; what is wrong with the configuration refuses the
   // start.
-  static Result<std::unique_ptr<Tier>> open(std::vector<DeviceOptions> options, Memory& memory);
+  static Result<std::unique_ptr<SsdTier>> open(std::vector<DeviceOptions> options, Memory& memory);
 
   static uint32_t device_of(TenantId tenant, const Key& key, uint32_t devices) {
     return static_cast<uint32_t>((key.word(1) ^ key.word(2) ^ tenant) % devices);
