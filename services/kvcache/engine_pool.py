@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from mooncache.config.serving import ConnectorSection
-from mooncache.kvcache.in_place import InPlace
+from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.lookup import Lookups
 from mooncache.kvcache.memory import BlockMemory
 from mooncache.kvcache.mover import Mover
@@ -47,7 +47,7 @@ class EnginePool:
         self.saved_blocks_max = min(
             section.save_queue_bytes_max // memory.block_bytes, memory.block_count // SAVE_SHARE
         )
-        self._in_place = InPlace(memory, section.registered_bytes_max)
+        self._in_place = RegisteredMemory(memory, section.registered_bytes_max)
         self.link = PoolLink(connect, on_failure=on_failure, prepare=self._in_place)
         self._watcher = Watcher(self.link)
         self.lookups = Lookups(self.link, changed=self.changed, watcher=self._watcher)

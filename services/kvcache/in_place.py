@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from mooncache.errors import Closed
 from mooncache.runtime.logs import Event, get_logger
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mooncache.kvcache.memory import BlockMemory
-    from mooncache.kvcache.pool_link import PoolClient
+    from mooncache.kvcache.pool_link import PoolClient, Registered
 
 _log = get_logger(__name__)
 PATH_TEXT = (
@@ -32,22 +32,14 @@ PATH_TEXT = (
 )
 
 
-class Path(StrEnum):
+class BlockPath(StrEnum):
     """How a block's bytes went between the engine's memory and the pool. Labels of metrics."""
 
     IN_PLACE = "in_place"
     STAGED = "staged"
 
 
-class Registered(Protocol):
-    """A buffer that the client knows; `mooncache.client.registered.RegisteredBuffer`."""
-
-    def attach(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class InPlace:
+class RegisteredMemory:
     """Registers the buffers of `memory` with each client that it is called with.
 
     Args:
@@ -103,7 +95,7 @@ class InPlace:
                 one.close()
 
     def close(self) -> None:
-        """No device knows the memory any more. Calls that use it must have ended."""
+        """From now on no device knows the memory. Calls that use it must have ended."""
         with self._lock:
             self._closed = True
         self._release()

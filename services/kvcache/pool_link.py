@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from mooncache.client.reservation import ReservationBatch
     from mooncache.client.results import BlockStat, GetResult, MatchResult, NodeView, PutResult
     from mooncache.client.watch import BlockWatch
-    from mooncache.kvcache.in_place import Registered
 
 _log = get_logger(__name__)
 GIVE_UP_TIMEOUT_S: Final = 1.0
@@ -46,6 +45,14 @@ class Call(enum.StrEnum):
 
 OnFailure = Callable[[Call, str], None]
 """Called for each call that failed as a whole, with the name of the error's code."""
+
+
+class Registered(Protocol):
+    """A buffer that the client knows; `mooncache.client.registered.RegisteredBuffer`."""
+
+    def attach(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class PoolClient(Protocol):

@@ -20,7 +20,7 @@ from mooncache.config.pool import RdmaSection
 from mooncache.connectors.vllm.messages import LoadEnd, merge_loads
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache import in_place
-from mooncache.kvcache.in_place import InPlace
+from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.memory import BlockMemory, Region, staged_of, united
 from mooncache.kvcache.pool_link import PoolClient
 from mooncache.kvcache.transfers import MoveFailure
@@ -112,7 +112,7 @@ def test_a_device_that_refuses_one_tensor_gets_none(
 ) -> None:
     client = connect()
     memory = engine.Tensors().memory
-    prepare = InPlace(memory, 1 << 40)
+    prepare = RegisteredMemory(memory, 1 << 40)
     fake = ctypes.CDLL(str(FAKE))
     fake.mooncache_fake_fail(b"ibv_reg_mr_iova", errno.ENOMEM, 1, 3)  # after staging memory, and two tensors
     prepare(client)
@@ -131,7 +131,7 @@ def test_a_device_that_refuses_one_tensor_gets_none(
 def test_without_devices_nothing_stays_registered(
     real_client: mooncache.Client, said: list[tuple[Event, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepare = InPlace(Engine().memory, 1 << 40)
+    prepare = RegisteredMemory(Engine().memory, 1 << 40)
     prepare(cast("PoolClient", real_client))
     assert real_client.stats()["registered_buffers"] == 0
     ((event, fields),) = said
@@ -142,7 +142,7 @@ def test_without_devices_nothing_stays_registered(
 def test_what_was_closed_before_the_client_came_is_not_registered(
     real_client: mooncache.Client, said: list[tuple[Event, dict[str, Any]]]
 ) -> None:
-    prepare = InPlace(Engine().memory, 1 << 40)
+    prepare = RegisteredMemory(Engine().memory, 1 << 40)
     prepare.close()
     prepare(cast("PoolClient", real_client))
     assert real_client.stats()["registered_buffers"] == 0

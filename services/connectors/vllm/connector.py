@@ -24,7 +24,7 @@ from mooncache.connectors.vllm.settings import ConnectorSettings, read_settings
 from mooncache.connectors.vllm.stats import ConnectorPromMetrics, ConnectorStats
 from mooncache.connectors.vllm.worker_side import WorkerSide
 from mooncache.errors import ConfigInvalid, MooncacheError
-from mooncache.kvcache.in_place import InPlace
+from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.kv_types import why_garbage
 from mooncache.kvcache.pool_link import PoolLink, connect_pool
 from mooncache.runtime.logs import Event, get_logger
@@ -78,7 +78,7 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             _log.warning(Event.CONNECTOR_OFF, reason=reason)
         name = f"vllm-{self._kv_transfer_config.engine_id}"
 
-        def connect(prepare: InPlace | None = None) -> PoolLink:
+        def connect(prepare: RegisteredMemory | None = None) -> PoolLink:
             targets = settings.master_targets or None
             maker = connect_pool(master_targets=targets, state_dir=str(settings.state_dir), name=name)
             return PoolLink(maker, prepare=prepare)

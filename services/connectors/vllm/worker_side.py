@@ -27,7 +27,7 @@ from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
-from mooncache.kvcache.in_place import InPlace
+from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
@@ -58,7 +58,7 @@ class WorkerSide:
     def __init__(
         self,
         settings: ConnectorSettings,
-        connect: Callable[[InPlace], PoolLink] | None,
+        connect: Callable[[RegisteredMemory], PoolLink] | None,
         config: Any,
         cache_config: Any,
     ) -> None:
@@ -67,7 +67,7 @@ class WorkerSide:
         self._config = config
         self._cache_config = cache_config
         self._link: PoolLink | None = None
-        self._in_place: InPlace | None = None
+        self._in_place: RegisteredMemory | None = None
         self._mover: Mover | None = None
         self._layers: LayerSaver | None = None
         self._layered: dict[str, TransferJob] = {}
@@ -129,7 +129,7 @@ class WorkerSide:
             return
         connector = self._settings.connector
         tracing.setup("engine", load())  # beside vLLM's own spans, in the same trace
-        self._in_place = InPlace(memory, connector.registered_bytes_max)
+        self._in_place = RegisteredMemory(memory, connector.registered_bytes_max)
         self._link = self._connect(self._in_place)
         self._mover = Mover(
             self._link,
