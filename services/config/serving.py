@@ -217,8 +217,7 @@ class ConnectorSection(Section):
     load_threads: int = Field(default=2, ge=1, le=64)
     """Threads that load blocks."""
     break_even: bool = True
-    """Compute what the pool has when computing was measured to be faster, and cut loads that turn out slow. Without it
-    everything that the pool has is loaded."""
+    """Compute what the pool has when that was measured to be faster, and cut slow loads; else load all of it."""
     registered_bytes_max: SizeBytes = Field(default=256 << 30, ge=0)
     """KV memory up to this size is registered with RDMA devices, so that blocks need no copy; 0: never."""
     stream: Literal["auto", "on", "off"] = "auto"

@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncache.client.results import WatchState
-from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, Internal, MooncacheError
+from mooncache.errors import OK, AlreadyExists, DeadlineExceeded
 from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES
 from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt, staged_of
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.kvcache.streams import Stream
-from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob, reason_of
+from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob, code_of, reason_of
 from mooncache.kvcache.watcher import Watcher
 from mooncache.runtime import tracing
 
@@ -53,10 +53,6 @@ def _span(name: str, job: TransferJob) -> tracing.Span:
 def _is_cut(due_s: float, deadline_s: float) -> bool:
     """True when a call's time ended for the sake of the pace, before the time limit of the load."""
     return due_s < deadline_s
-
-
-def _code_of(error: Exception) -> int:
-    return error.code if isinstance(error, MooncacheError) else Internal.code
 
 
 @dataclass(slots=True)
@@ -385,7 +381,7 @@ class Mover:
             if isinstance(error, DeadlineExceeded) and _is_cut(due_s, deadline_s):
                 return 0, MoveFailure.TOO_SLOW  # it had less time than a failure takes
             self._link.failed(Call.LOAD, error)
-            return 0, reason_of(_code_of(error))
+            return 0, reason_of(code_of(error))
         self._link.succeeded()
         load.staged_bytes += result.staged_bytes
         for index, code in enumerate(result.codes):
@@ -497,6 +493,6 @@ class Mover:
                 ends.update(zip(wanted, zip(result.codes, nodes, strict=True), strict=True))
         except Exception as error:  # noqa: BLE001  (as above)
             self._link.failed(Call.SAVE, error)
-            return ends | dict.fromkeys(wanted, (_code_of(error), ""))
+            return ends | dict.fromkeys(wanted, (code_of(error), ""))
         self._link.succeeded()
         return ends

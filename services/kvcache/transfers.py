@@ -10,6 +10,8 @@ from mooncache.errors import (
     BackPressure,
     ChecksumMismatch,
     DeadlineExceeded,
+    Internal,
+    MooncacheError,
     NoSpace,
     NotFound,
     QuotaExceeded,
@@ -47,6 +49,11 @@ _REASON_OF_CODE = {
     BackPressure.code: MoveFailure.FULL,
     QuotaExceeded.code: MoveFailure.FULL,
 }
+
+
+def code_of(error: Exception) -> int:
+    """The stable code of what a call raised."""
+    return error.code if isinstance(error, MooncacheError) else Internal.code
 
 
 def reason_of(code: int) -> MoveFailure:

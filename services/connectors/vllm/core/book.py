@@ -15,7 +15,6 @@ bad block cannot make a request go round in circles.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -29,6 +28,7 @@ from mooncache.connectors.vllm.core.request import (
     Uncached,
     report_of,
 )
+from mooncache.connectors.vllm.core.save_ledger import SaveLedger
 from mooncache.connectors.vllm.core.weighing import LoadWeighing
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.core.break_even import BreakEven, cut_reason
@@ -39,7 +39,6 @@ from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.transfers import MoveFailure
 
 ANSWER_TTL_S = 1.0
-SAVED_KEYS_MAX = 1 << 18
 KEYS_ASKED_MAX = 1 << 16
 """Keys of one question, as many as the client takes at once."""
 
@@ -74,11 +73,7 @@ class RequestBook:
         self._save_decode_blocks = save_decode_blocks
         self._enabled = enabled and bool(passports)
         self._requests: dict[str, RequestState] = {}
-        self._saved: OrderedDict[bytes, int] = OrderedDict()  # with the number of the save that ended
-        self._saves = 0
-        self._saving: dict[str, tuple[str, list[bytes], list[int]]] = {}
-        self._in_flight: set[bytes] = set()
-        self._orders = 0
+        self._saves = SaveLedger()
 
     # --- requests --------------------------------------------------------------------------------------------
 
@@ -117,7 +112,7 @@ class RequestBook:
         What the others have computed so far belongs to no generation: they neither load nor save from then on.
         """
         self._passports = list(passports)
-        self._saved.clear()
+        self._saves.forget_stored()
         for request_id in self._requests:
             self.leave_out(request_id)
 
@@ -304,7 +299,7 @@ class RequestBook:
         request.known = bytearray(request.chain.whole(present))
         request.places = request.chain.together(places)
         request.reason = reason or request.reason
-        request.known_as_of = self._saves
+        request.known_as_of = self._saves.ended
         request.waited_s += waited_s
         request.outcome = outcome
 
@@ -444,22 +439,22 @@ class RequestBook:
         if end > len(chain):
             chain.extend(tokens[len(chain) * size : end * size])
         chosen: list[int] = []
+        ordered: set[bytes] = set()
         while request.next_save < end and len(chosen) < blocks_max:
             block = request.next_save
             key = chain.key(block)
             there = block < len(request.known) and request.known[block]
             there = there or (trusts and self._holds(request, block, key))
-            if not there and key not in self._in_flight and blocks[block] != 0:
-                chosen.append(block)
-                self._in_flight.add(key)
-            elif blocks[block] == 0 and not there and key not in self._in_flight:
-                request.unsaved.add(block)
+            if not there and key not in ordered and not self._saves.is_in_flight(key):
+                if blocks[block] != 0:
+                    chosen.append(block)
+                    ordered.add(key)
+                else:
+                    request.unsaved.add(block)
             request.next_save += 1
         if not chosen:
             return None
-        self._orders += 1
-        name = f"s{self._orders}"
-        self._saving[name] = (request_id, [chain.key(block) for block in chosen], chosen)
+        name = self._saves.begin(request_id, [chain.key(block) for block in chosen], chosen)
         keys = tuple(
             b"".join(chain.key(block, shard) for block in chosen) for shard in range(len(chain.shards))
         )
@@ -475,35 +470,23 @@ class RequestBook:
     def _holds(self, request: RequestState, block: int, key: bytes) -> bool:
         """Whether the pool is believed to hold a block. What its answer to the request did not have was evicted, unless
         it was saved after that."""
-        number = self._saved.get(key)
-        return number is not None and (block >= len(request.known) or number > request.known_as_of)
+        return self._saves.stored_since(key, request.known_as_of if block < len(request.known) else None)
 
     def saved(self, name: str, stored: Sequence[int]) -> None:
         """A save ended; the pool has the blocks at these positions of its order."""
-        request_id, keys, blocks = self._saving.pop(name, ("", [], []))
-        self._in_flight.difference_update(keys)
-        self._saves += 1
-        for position in stored:
-            if 0 <= position < len(keys):
-                self._saved[keys[position]] = self._saves
-                self._saved.move_to_end(keys[position])
-        while len(self._saved) > SAVED_KEYS_MAX:
-            self._saved.popitem(last=False)
-        request = self._requests.get(request_id)
+        order, there = self._saves.end(name, stored), set(stored)
+        request = self._requests.get(order.request_id)
         if request is not None:
-            request.saved_blocks -= len(keys) - len(set(stored))
-            request.unsaved.update(blocks[at] for at in range(len(blocks)) if at not in set(stored))
+            request.saved_blocks -= len(order.keys) - len(there)
+            request.unsaved.update(block for at, block in enumerate(order.blocks) if at not in there)
 
     @property
     def saves_under_way(self) -> int:
         """Orders that did not end yet."""
-        return len(self._saving)
+        return self._saves.under_way
 
     def check(self) -> None:
         """The invariants; for tests."""
-        ordered = [key for _, keys, _ in self._saving.values() for key in keys]
-        assert len(ordered) == len(set(ordered)), "a block is saved twice at a time"
-        assert set(ordered) == self._in_flight, "keys in flight and orders differ"
+        self._saves.check()
         for request in self._requests.values():
             assert not (request.loading and request.chain is None)
-            assert len(self._saved) <= SAVED_KEYS_MAX
