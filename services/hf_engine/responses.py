@@ -174,12 +174,14 @@ class CompletionBuilder:
         numbers = {
             name: sum(getattr(part, name) for part in parts)
             for name in CacheReport.__slots__
-            if name not in {"outcome", "waited_ms", "load_ms"}
+            if name not in {"outcome", "reason", "waited_ms", "load_ms", "hidden_ms"}
         }
         return CacheReport(
             **numbers,
             waited_ms=max(part.waited_ms for part in parts),
             load_ms=max(part.load_ms for part in parts),
+            hidden_ms=max(part.hidden_ms for part in parts),
+            reason=next((part.reason for part in parts if part.reason), ""),
             outcome=next(
                 (outcome for outcome in outcomes if outcome is not CacheOutcome.HIT), CacheOutcome.HIT
             ),
