@@ -186,7 +186,7 @@ def test_blocks_that_lie_elsewhere_are_loaded_before_the_others_come(
     faulty.elsewhere = {key for key, _ in blocks[:4]}
     decode = make(ON)
     streaming_request(decode, tokens)
-    decode.run_until(lambda: "get" in faulty.calls)
+    decode.run_until(lambda: "get" in faulty.calls and bool(faulty.watched))
     assert faulty.watched == [("n2", 6)]
     faulty.blocks |= dict(blocks)
     decode.run()
