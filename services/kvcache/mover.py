@@ -427,7 +427,7 @@ class Mover:
     ) -> None:
         seconds = time.monotonic() - save.started_s
         report = SaveReport(save.job.name, tuple(stored), present, moved, seconds, lost)
-        report.staged_bytes = staged_of(self._memory, save.staged_bytes, len(stored) - present)
+        report.staged_bytes = staged_of(self._memory, save.staged_bytes, moved // self._memory.block_bytes)
         with self._lock:
             self._save_bytes -= save.size_bytes
             self._save_reports.append(report)

@@ -300,6 +300,24 @@ def test_a_save_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPoo
 # --- metrics -----------------------------------------------------------------------------------------------------
 
 
+def test_bytes_by_path_are_counted_and_shards_add_up() -> None:
+    from mooncache.connectors.vllm.messages import LoadEnd, merge_loads
+    from mooncache.connectors.vllm.stats import ConnectorStats
+    from mooncache.kvcache.transfers import MoveFailure
+
+    stats = ConnectorStats()
+    stats.count_path("load_path_bytes", 100, 30)
+    stats.count_path("load_path_bytes", 50, 0)
+    stats.count_path("save_path_bytes", 7, 7)
+    assert stats.data["count"] == {
+        "load_path_bytes:in_place": 120,
+        "load_path_bytes:staged": 30,
+        "save_path_bytes:staged": 7,
+    }
+    one, other = (LoadEnd(4, 100, 0.1, MoveFailure.NONE, staged_bytes=staged) for staged in (100, 20))
+    assert merge_loads(one, other).staged_bytes == 120
+
+
 def test_metrics_appear_in_vllms_registry(make: Make, faulty: FaultyPool) -> None:
     from prometheus_client import REGISTRY, Counter, Gauge, Histogram, generate_latest
 

@@ -17,13 +17,10 @@ import mooncache
 from mooncache import _native
 from mooncache.cli import why
 from mooncache.config.pool import RdmaSection
-from mooncache.connectors.vllm.messages import LoadEnd, merge_loads
-from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.kvcache import in_place
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.memory import BlockMemory, Region, staged_of, united
 from mooncache.kvcache.pool_link import PoolClient
-from mooncache.kvcache.transfers import MoveFailure
 from mooncache.runtime.logs import Event
 from tests.kvcache.conftest import Engine
 from tests.rdma.guest import engine
@@ -172,20 +169,6 @@ def test_why_says_how_the_bytes_came(loaded: int, staged: int, words: str) -> No
     cache = {"outcome": "hit", "local_tokens": 0, "loaded_tokens": 32, "load_ms": 1.5, "waited_ms": 0.0}
     leg = {"cache": cache | {"loaded_bytes": loaded, "staged_bytes": staged}}
     assert why._cache(leg, "ended_ms") == f" (hit: 0 own, 32 loaded in 1.5 ms{words}, waited 0.0 ms)"
-
-
-def test_bytes_by_path_are_counted_and_shards_add_up() -> None:
-    stats = ConnectorStats()
-    stats.count_path("load_path_bytes", 100, 30)
-    stats.count_path("load_path_bytes", 50, 0)
-    stats.count_path("save_path_bytes", 7, 7)
-    assert stats.data["count"] == {
-        "load_path_bytes:in_place": 120,
-        "load_path_bytes:staged": 30,
-        "save_path_bytes:staged": 7,
-    }
-    one, other = (LoadEnd(4, 100, 0.1, MoveFailure.NONE, staged_bytes=staged) for staged in (100, 20))
-    assert merge_loads(one, other).staged_bytes == 120
 
 
 def test_memory_that_stages_by_itself_says_so_of_all_that_moved() -> None:

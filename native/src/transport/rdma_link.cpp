@@ -148,7 +148,7 @@ void RdmaLink::adopt_regions(Pending& pending) {
   for (size_t i = 0; known && i < transfer.local.size(); ++i) {
     const Slice& slice = transfer.local[i];
     const RegionHandle handle = each ? transfer.regions[i] : transfer.region;
-    if (slice.size > 0 && handle != last) {
+    if (slice.size > 0 && (handle != last || handle == 0)) {  // 0 is no region's
       const auto found = shared_->regions.find(handle);
       known = found != shared_->regions.end();
       device = device || (handle & RdmaRegion::kDevice) != 0;

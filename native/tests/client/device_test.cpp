@@ -136,6 +136,9 @@ TEST_F(DevicePool, ABlockInSeveralBuffersOfTheGpuGoesInPlace) {
   ASSERT_TRUE(client_->unregister_buffer(device(0, kArenaBytes)));
   const Slice tensors[] = {device(0, 1 << 20), device(1 << 20, kArenaBytes - (1 << 20))};
   for (const Slice& tensor : tensors) {
+    // each is exported alone
+    const uint64_t begin = reinterpret_cast<uint64_t>(tensor.data) - address_;
+    fake().set_dma_buf(kDmaBuf, arena_.data + begin, tensor.size);
     ASSERT_TRUE(
         client_->register_device_buffer(gpu_.device, {reinterpret_cast<uint64_t>(tensor.data), tensor.size}));
     const Status attached = client_->attach_buffer(tensor);

@@ -138,6 +138,46 @@ TEST_F(RdmaTest, RegisteredMemoryIsUsedInPlace) {
   EXPECT_EQ(peer_->rdma().unregister_region(*region).code, Code::kInvalidArgument);
 }
 
+TEST_F(RdmaTest, EachSliceHasARegionOfItsOwnOrAllAreStaged) {
+  open(2);
+  const auto source = bytes_of(6, 300'000);
+  const RemoteExtent extent = peer_->readable(*link_, source);
+  std::vector<std::byte> first(200'000), second(100'000);
+  const auto one = peer_->rdma().register_region({{first.data(), first.size()}, MemoryKind::kHost});
+  const auto two = peer_->rdma().register_region({{second.data(), second.size()}, MemoryKind::kHost});
+  ASSERT_TRUE(one && two);
+  const Slice parts[] = {
+      {first.data(), 100'000}, {nullptr, 0}, {second.data(), 100'000}, {first.data() + 100'000, 100'000}};
+  using Regions = std::vector<RegionHandle>;
+  const auto requests_with = [&](const Regions& regions) {
+    std::fill(first.begin(), first.end(), std::byte{0});
+    std::fill(second.begin(), second.end(), std::byte{0});
+    const uint64_t before = fake().requests(0) + fake().requests(1);
+    Transfer transfer = this->transfer(1, Direction::kRead, extent, parts);
+    transfer.regions = regions;
+    EXPECT_EQ(link_->submit(std::span(&transfer, 1)), 1u);
+    const auto done = drain(1);
+    EXPECT_EQ(done.size(), 1u);
+    EXPECT_EQ(done.at(0).code, Code::kOk);
+    EXPECT_EQ(done.at(0).crc32c, crc32c(source));
+    auto at = source.begin();
+    for (const Slice& part : parts) {
+      EXPECT_TRUE(std::equal(part.data, part.data + part.size, at));
+      at += static_cast<ptrdiff_t>(part.size);
+    }
+    return fake().requests(0) + fake().requests(1) - before;
+  };
+  const uint64_t staged = requests_with({});
+  const uint64_t in_place = requests_with({*one, 0, *two, *one});
+  EXPECT_NE(in_place, staged);
+  EXPECT_EQ(requests_with({0, 0, *two, *one}), staged) << "a slice without a region";
+  EXPECT_EQ(requests_with({*two, 0, *two, *one}), staged) << "a slice beside its region";
+  EXPECT_EQ(requests_with({*one, 0, *two}), staged) << "not a region for each slice";
+  EXPECT_TRUE(peer_->rdma().unregister_region(*two));
+  EXPECT_EQ(requests_with({*one, 0, *two, *one}), staged) << "a region that is gone";
+  EXPECT_TRUE(peer_->rdma().unregister_region(*one));
+}
+
 TEST_F(RdmaTest, PiecesFitTheTransferItsRailsAndTheDevices) {
   struct Case {
     uint64_t size;
