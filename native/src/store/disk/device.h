@@ -165,7 +165,8 @@ class Device {
     Location at;
     uint64_t first_chunk = 0, last_chunk = 0;
     Done done;          // of a removal
-    bool kept = false;  // it lay on the disk before
+    bool kept = false;  // it lies on the disk already, at `from`, and is read there until this is written
+    Location from;
   };
   struct Removal {
     TenantId tenant = 0;
@@ -233,7 +234,7 @@ class Device {
   void close_segment();
   void encode_footer(FooterBuild& footer);
   void write_footers();
-  bool wipe(uint32_t number);
+  void wipe(uint32_t number);
   void reclaim();
   void want_kept(const DiskEntry& entry);
   bool keep(const Fetch& fetch);

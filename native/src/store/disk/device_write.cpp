@@ -98,7 +98,10 @@ bool Device::append(const RecordHeader& header, PendingRecord record, const Copy
   }
   if (!sound) return false;
   footer_.push_back({header, record.at.unit});
-  if (!header.removal()) {
+  if (record.kept) {
+    const std::lock_guard lock(mutex_);
+    ++segments_[record.from.segment].reads;
+  } else if (!header.removal()) {
     const std::lock_guard lock(mutex_);
     if (index_.put(header.tenant, header.key, header.size, record.at, false) == kNone) return false;
   }
@@ -254,17 +257,19 @@ void Device::record_ended(PendingRecord& record, bool sound) {
   }
   {
     const std::lock_guard lock(mutex_);
+    if (record.kept) --segments_[record.from.segment].reads;
     const uint32_t number = index_.find(header.tenant, header.key);
-    if (number == kNone || !(DiskIndex::location_of(index_[number]) == record.at)) return;
+    const Location known = record.kept ? record.from : record.at;
+    if (number == kNone || !(DiskIndex::location_of(index_[number]) == known)) return;
     if (sound) {
-      index_[number].written = true;
+      (void)index_.put(header.tenant, header.key, header.size, record.at, true);
     } else {
       forget(number);
     }
   }
-  if (sound) {
+  if (sound && !record.kept) {
     memory_.written(header.tenant, header.key, header.size);
-  } else if (record.kept) {
+  } else if (!sound && record.kept) {
     memory_.lost(header.tenant, header.key, header.size, RemoveReason::kEvicted);
   }
 }
@@ -349,8 +354,7 @@ void Device::write_footers() {
 void Device::synced(bool whole) {
   auto dones = std::exchange(syncing_, {});
   if (!whole) {
-    to_sync_.insert(to_sync_.end(), std::make_move_iterator(dones.begin()),
-                    std::make_move_iterator(dones.end()));
+    std::move(dones.begin(), dones.end(), std::back_inserter(to_sync_));
     return;
   }
   for (const Done& done : dones) {
@@ -389,17 +393,16 @@ void Device::written(const Op& op, bool whole) {
 
 // So that no start finds what is given up: a key that leaves the index here gets no record when it is removed
 // later. The oldest segment goes first, so a removal goes after all that it removes.
-bool Device::wipe(uint32_t number) {
+void Device::wipe(uint32_t number) {
   std::byte* const page = page_memory_.data() + kHeaderPages * kPageBytes;
   std::memset(page, 0, kPageBytes);
   Op op;
   op.kind = Op::Kind::kWipe;
   op.segment = number;
   if (submit(std::move(op), {Io::Kind::kWrite, segment_offset(number), {page, kPageBytes}, -1, 0}) == kNone)
-    return false;
+    return;
   ++writes_under_way_;
   segments_[number].state = Segment::State::kWiping;
-  return true;
 }
 
 // The oldest segment is given up in time: what was read since it was written moves on, the rest is lost.
@@ -407,7 +410,7 @@ void Device::reclaim() {
   release_segments();
   if (free_segments_.size() + given_up_.size() >= kFreeSegments || closed_.empty()) return;
   const uint32_t number = closed_.front();
-  if (segments_[number].state == Segment::State::kClosed && now_ms_ >= next_wipe_ms_) (void)wipe(number);
+  if (segments_[number].state == Segment::State::kClosed && now_ms_ >= next_wipe_ms_) wipe(number);
   if (segments_[number].state != Segment::State::kWiped) return;
   closed_.pop_front();
   given_up_.push_back(number);
@@ -470,6 +473,7 @@ bool Device::keep(const Fetch& fetch) {
   header.crc32c = fetch.crc32c;
   PendingRecord record;
   record.kept = true;
+  record.from = fetch.at;
   const bool kept = append(header, std::move(record), [&](uint64_t offset, Slice to) {
     std::memcpy(to.data, fetch.body.data() + offset, to.size);
     return true;
