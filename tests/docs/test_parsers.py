@@ -24,7 +24,9 @@ def fed(path: Path) -> set[str]:
     if path.suffix == ".cpp":
         text = path.read_text(encoding="utf-8")
         return (
-            set(re.findall(r"^TEST\(\w+, (\w+)\)", text, re.MULTILINE)) if "std::mt19937" in text else set()
+            set(re.findall(r"^TEST(?:_F)?\(\w+, (\w+)\)", text, re.MULTILINE))
+            if "std::mt19937" in text
+            else set()
         )
     return {
         node.name

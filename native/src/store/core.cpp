@@ -336,7 +336,7 @@ void Store::Core::end_reservation(Shard& shard, uint32_t index) {
   --shard.count.reservations;
 }
 
-Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms) {
+Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms, bool from_disk) {
   BlockEntry& entry = shard.entries[index];
   const uint64_t hash = hash_of(entry.tenant, entry.key);
   end_reservation(shard, index);
@@ -363,7 +363,9 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   tenants.count_block(entry.tenant, true);
   ++shard.count.visible;
   ++shard.count.commits;
-  if (is_on_disk(entry.tenant, entry.key)) entry.on_disk = store::OnDisk::kWritten;
+  if (from_disk) entry.on_disk = store::OnDisk::kWritten;
+  // Written by a client while the disk did not answer: what lies there may be another content.
+  if (tier && !from_disk) (void)tier->remove(entry.tenant, entry.key, {});
   link(shard, index);
   if (commit_callback) commit_callback(entry.tenant, entry.key);
   return Status::ok();

@@ -116,7 +116,7 @@ struct Store::Core {
   void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
   void free_entry(Shard& shard, uint32_t entry);
   void end_reservation(Shard& shard, uint32_t entry);
-  Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms);
+  Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms, bool from_disk = false);
   void announce_end(const BlockEntry& entry, RemoveReason reason);
   void append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason);
   void end_retention(Shard& shard, uint32_t entry);

@@ -252,6 +252,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
     const Shard& shard = shard_of(hash);
     const Lock lock(shard.mutex);
     if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
+    if (!from_disk && is_on_disk(tenant, key)) return {Code::kAlreadyExists, {}};
   }
   const std::shared_lock gate(reserve_gate);
   Pressure pressure{config.max_victims, 0, hash, now_ms};

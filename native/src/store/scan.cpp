@@ -59,7 +59,9 @@ uint64_t Store::Core::walk_disks(uint64_t cursor, uint32_t limit, const Visit& v
         const uint64_t hash = hash_of(tenant, key);
         const Shard& shard = shard_of(hash);
         const Lock lock(shard.mutex);
-        if (find(shard, hash, tenant, key) == store::kNone) visit(tenant, key, size, hits);
+        // It may have been removed since the disk named it, and the log has said so.
+        if (find(shard, hash, tenant, key) == store::kNone && is_on_disk(tenant, key))
+          visit(tenant, key, size, hits);
       });
   return next == 0 ? 0 : base + next;
 }

@@ -69,7 +69,7 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
       Code code = written == shard.writes.end() ? Code::kIncomplete
                                                 : written->second.verify(shard.entries[index].size, crc);
       if (!core_.is_on_disk(tenant, key)) code = Code::kNotFound;
-      if (code == Code::kOk) return core_.publish(shard, index, crc, steady_ms());
+      if (code == Code::kOk) return core_.publish(shard, index, crc, steady_ms(), true);
       core_.end_reservation(shard, index);
       core_.free_entry(shard, index);
       return Status{code, {}};
@@ -80,12 +80,14 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
   void abort(ReservationId id) override { store_.abort(id); }
 
   void written(TenantId tenant, const Key& key, uint64_t size) override {
-    unless_in_memory(tenant, key, [&](BlockEntry*) {
+    // It may have been removed since.
+    with_entry(tenant, key, [&](const BlockEntry* entry) {
+      if (entry != nullptr || !core_.is_on_disk(tenant, key)) return;
       core_.events->append({RecordKind::kAdd, Tier::kSsd, RemoveReason::kNone, tenant, size, key});
     });
   }
   void lost(TenantId tenant, const Key& key, uint64_t size, RemoveReason reason) override {
-    unless_in_memory(tenant, key, [&](BlockEntry* entry) {
+    with_entry(tenant, key, [&](BlockEntry* entry) {
       if (entry != nullptr) {
         entry->on_disk = OnDisk::kUnknown;
       } else {
@@ -99,7 +101,7 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
 
  private:
   template <typename Act>
-  void unless_in_memory(TenantId tenant, const Key& key, const Act& act) {
+  void with_entry(TenantId tenant, const Key& key, const Act& act) {
     const uint64_t hash = core_.hash_of(tenant, key);
     Shard& shard = core_.shard_of(hash);
     const Lock lock(shard.mutex);

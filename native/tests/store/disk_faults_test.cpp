@@ -16,6 +16,14 @@ class DiskFaultsTest : public DiskTest {
     for (uint64_t i = from; i < from + count; ++i) memory_->offer(i, size);
     ASSERT_TRUE(memory_->wait_written(count));
   }
+  template <typename Until>
+  static bool wait_until(const Until& until) {
+    for (int tries = 0; tries < 4000; ++tries) {
+      if (until()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
   // Changes bytes of the file behind the device's back.
   void scribble(uint64_t offset, size_t bytes, uint64_t seed) {
     std::mt19937_64 random(seed);
@@ -60,7 +68,9 @@ TEST_F(DiskFaultsTest, KilledAtEachWrite) {
     for (uint64_t i = 0; i < 60; ++i) {
       const bool came = read(i, kSize);
       EXPECT_FALSE(came && removed.contains(i)) << "removed block " << i << " came back";
-      if (ended) EXPECT_EQ(came, !removed.contains(i)) << i;
+      if (ended) {
+        EXPECT_EQ(came, !removed.contains(i)) << i;
+      }
     }
     // And it works.
     memory_->offer(1000, 100);
@@ -142,9 +152,7 @@ TEST_F(DiskFaultsTest, AFullFileSystemIsNoFailureOfTheDisk) {
   fill_disk(0, 5, 10'000);
   faults_->write_error = ENOSPC;
   for (uint64_t i = 10; i < 20; ++i) memory_->offer(i, 10'000);
-  for (int tries = 0; tries < 2000 && device_->stats().no_space == 0; ++tries)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_GT(device_->stats().no_space, 0u);
+  EXPECT_TRUE(wait_until([&] { return device_->stats().no_space > 0; }));
   EXPECT_TRUE(device_->answering());
   EXPECT_TRUE(read(3, 10'000));
   EXPECT_FALSE(read(12, 10'000));
@@ -152,6 +160,36 @@ TEST_F(DiskFaultsTest, AFullFileSystemIsNoFailureOfTheDisk) {
   for (uint64_t i = 30; i < 40; ++i) memory_->offer(i, 10'000);
   EXPECT_TRUE(memory_->wait_written(15));
   EXPECT_TRUE(read(35, 10'000));
+}
+
+TEST_F(DiskFaultsTest, ARemovalWaitsForTheSyncThatSucceeds) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 5, 10'000);
+  faults_->sync_error = ENOSPC;
+  std::promise<void> lasts;
+  auto done = lasts.get_future();
+  ASSERT_TRUE(device_->remove(kTenant, key_of(3), [&] { lasts.set_value(); }));
+  const uint64_t before = device_->stats().no_space;
+  ASSERT_TRUE(wait_until([&] { return device_->stats().no_space > before + 2; }));
+  EXPECT_NE(done.wait_for(std::chrono::seconds(0)), std::future_status::ready);
+  faults_->sync_error = 0;
+  EXPECT_EQ(done.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+}
+
+// Behind a write that failed a start finds nothing more: what is removed then is written elsewhere.
+TEST_F(DiskFaultsTest, ARemovalBehindAFailedWriteLasts) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 10, 10'000);
+  faults_->write_error = ENOSPC;
+  memory_->offer(20, 10'000);
+  ASSERT_TRUE(wait_until([&] { return device_->stats().no_space > 0; }));
+  faults_->write_error = 0;
+  ASSERT_TRUE(remove(4));
+  faults_->kill_at_write = static_cast<int64_t>(faults_->writes.load());  // no footer
+  device_.reset();
+  faults_ = std::make_shared<Faults>();
+  ASSERT_TRUE(open());
+  for (uint64_t i = 0; i < 10; ++i) EXPECT_EQ(read(i, 10'000), i != 4) << i;
 }
 
 // A stalled disk is no disk: who waits is released, and when it answers again it serves again.

@@ -41,9 +41,8 @@ using store::disk::IoQueue;
 
 // What the queue does to the operations; any thread sets it.
 struct Faults {
-  std::atomic<int> read_error{0}, write_error{0};  // errno
+  std::atomic<int> read_error{0}, write_error{0}, sync_error{0};  // errno
   std::atomic<bool> short_reads{false}, stalled{false}, stale_ends{false};
-  std::atomic<bool> drop_sync{false};
   std::atomic<int64_t> kill_at_write{-1};  // this write is torn, and nothing after it reaches the disk
   std::atomic<bool> killed{false};
   std::atomic<uint64_t> writes{0};
@@ -79,7 +78,7 @@ class FaultyQueue final : public IoQueue {
  private:
   int64_t carry_out(const Io& io) {
     const auto offset = static_cast<off_t>(io.offset);
-    if (io.kind == Io::Kind::kSync) return 0;
+    if (io.kind == Io::Kind::kSync) return -faults_->sync_error;
     if (io.kind == Io::Kind::kRead) {
       if (faults_->read_error != 0) return -faults_->read_error;
       const ssize_t got = ::pread(fd_, io.memory.data, io.memory.size, offset);

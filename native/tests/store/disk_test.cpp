@@ -72,6 +72,22 @@ TEST_F(DiskTest, TheFileNeverGrowsAndTheOldestGoFirst) {
   EXPECT_LE(static_cast<double>(stats.written_bytes), 1.1 * static_cast<double>(stats.admitted_bytes));
 }
 
+// What left the index does not come back: a later removal of such a key finds nothing to write a record of.
+TEST_F(DiskTest, WhatWasGivenUpStaysGone) {
+  ASSERT_TRUE(open());
+  constexpr uint64_t kBlocks = 200;  // 20 MB
+  for (uint64_t i = 0; i < kBlocks; ++i) {
+    memory_->offer(i, 100'000);
+    if (i % 20 != 19) continue;
+    ASSERT_TRUE(memory_->wait_written(i + 1));
+  }
+  device_->close();
+  const uint64_t blocks = device_->stats().blocks;
+  EXPECT_LT(blocks, 80u);
+  ASSERT_TRUE(open());
+  EXPECT_EQ(device_->stats().recovered, blocks);
+}
+
 // What is read moves on when its segment is given up; what is not goes.
 TEST_F(DiskTest, WhatIsReadStays) {
   ASSERT_TRUE(open());

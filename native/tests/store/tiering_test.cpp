@@ -122,6 +122,16 @@ TEST_F(TieringTest, WhatLeftMemoryComesBack) {
   EXPECT_SOUND(*store_);
 }
 
+TEST_F(TieringTest, ABlockOnADiskIsThereAlready) {
+  open();
+  put_many(200);
+  const auto below = all_present(Tier::kSsd);
+  ASSERT_GT(below.size(), 100u);
+  EXPECT_EQ(put(*store_, below[5], kBlock / 2, now_ms()), Code::kAlreadyExists);
+  EXPECT_TRUE(removed_for_good(below[5]));
+  EXPECT_EQ(put(*store_, below[5], kBlock / 2, now_ms()), Code::kOk);
+}
+
 // What a reader of the log believes is what is there, wherever a block went.
 TEST_F(TieringTest, EventsAndSnapshotTellOfTheDisk) {
   open();

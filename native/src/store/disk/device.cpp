@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace mooncache::store::disk {
 
@@ -14,6 +15,7 @@ constexpr size_t kMaxFetches = 4096, kMaxRemovals = 1 << 16;
 constexpr int kBusyWaitMs = 5, kIdleWaitMs = 20;
 constexpr uint32_t kMaxErrorsInRow = 3;
 constexpr uint64_t kQuietMs = 500;  // without a stall, before a device that stalled serves again
+constexpr uint64_t kDrainMs = 200;  // for what is under way at the end
 constexpr uint32_t kSlotsPerLock = 16'384;
 
 uint64_t steady_ms() {
@@ -147,7 +149,7 @@ void Device::run() {
     ready_ = ready;
   }
   ready_changed_.notify_all();
-  if (!ready) return;
+  if (!ready) return end_operations();
   for (;;) {
     {
       const std::lock_guard lock(mutex_);
@@ -166,11 +168,28 @@ void Device::run() {
   for (const PendingRecord& record : pending_) {
     if (record.done) record.done();
   }
-  for (const auto& dones : {to_sync_, syncing_}) {
-    for (const Done& done : dones) {
+  for (auto* dones : {&to_sync_, &syncing_}) {
+    for (const Done& done : std::exchange(*dones, {})) {
       if (done) done();
     }
   }
+  end_operations();
+}
+
+// A device that does not answer may still write into memory that it was given.
+void Device::end_operations() {
+  const uint64_t until_ms = steady_ms() + kDrainMs;
+  const auto under_way = [this] {
+    return std::any_of(ops_.begin(), ops_.end(), [](const Op& op) { return op.kind != Op::Kind::kFree; });
+  };
+  while (under_way() && steady_ms() < until_ms) {
+    ends_.clear();
+    queue_->wait(ends_, kBusyWaitMs);
+    for (const IoEnd& end : ends_) ended(end);
+  }
+  if (!under_way()) return;
+  for (AlignedMemory* memory : {&read_memory_, &chunk_memory_, &page_memory_}) memory->abandon();
+  for (FooterBuild& footer : footers_) footer.memory.abandon();
 }
 
 void Device::turn(int timeout_ms) {
@@ -247,6 +266,7 @@ void Device::ended(const IoEnd& end) {
       return chunk_ended(op, whole);
     case Op::Kind::kHeader:
     case Op::Kind::kFooter:
+    case Op::Kind::kWipe:
     case Op::Kind::kSync:
       --writes_under_way_;
       return written(op, whole);

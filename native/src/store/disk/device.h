@@ -114,10 +114,12 @@ class Device {
 
  private:
   struct Segment {
-    enum class State : uint8_t { kFree, kOpening, kOpen, kClosed, kGivenUp };
+    // kWiping: its header is being overwritten, kWiped: no start will find it.
+    enum class State : uint8_t { kFree, kOpening, kOpen, kClosed, kWiping, kWiped, kGivenUp };
     State state = State::kFree;
     uint64_t sequence = 0;
-    uint32_t reads = 0;  // under way; guarded by mutex_
+    uint32_t sound_units = kNone;  // from this unit on a write failed
+    uint32_t reads = 0;            // under way; guarded by mutex_
   };
   // A block on its way up, or (keep) into a newer segment.
   struct Fetch {
@@ -138,7 +140,7 @@ class Device {
     std::vector<Done> waiting;    // guarded by mutex_
   };
   struct Op {
-    enum class Kind : uint8_t { kFree, kRead, kChunk, kHeader, kFooter, kSync, kPlain };
+    enum class Kind : uint8_t { kFree, kRead, kChunk, kHeader, kFooter, kWipe, kSync, kPlain };
     Kind kind = Kind::kFree;
     uint32_t generation = 0;
     uint64_t begun_ms = 0;
@@ -162,7 +164,9 @@ class Device {
     RecordHeader header;
     Location at;
     uint64_t first_chunk = 0, last_chunk = 0;
-    Done done;  // of a removal
+    Done done;          // of a removal
+    bool kept = false;  // it lies on the disk already, at `from`, and is read there until this is written
+    Location from;
   };
   struct Removal {
     TenantId tenant = 0;
@@ -171,8 +175,8 @@ class Device {
   };
   struct FooterBuild {
     uint32_t segment = 0;
+    std::vector<FooterEntry> entries;
     AlignedMemory memory;
-    uint64_t offset = 0, bytes = 0;
     bool submitted = false;
   };
 
@@ -197,6 +201,7 @@ class Device {
   void ended(const IoEnd& end);
   void watch_for_stalls();
   void give_up();
+  void end_operations();
   void count_error(int64_t result);
   void fail_all();
   // device_read.cpp
@@ -215,7 +220,7 @@ class Device {
   void write_removals();
   bool room_for(uint64_t bytes);
   template <typename Copy>
-  bool append(const RecordHeader& header, Done done, const Copy& copy);
+  bool append(const RecordHeader& header, PendingRecord record, const Copy& copy);
   Chunk& chunk();
   void seal_chunk();
   void flush_old();
@@ -224,9 +229,12 @@ class Device {
   void retire_chunks();
   void record_ended(PendingRecord& record, bool sound);
   void written(const Op& op, bool whole);
+  void synced(bool whole);
   bool open_segment();
   void close_segment();
+  void encode_footer(FooterBuild& footer);
   void write_footers();
+  void wipe(uint32_t number);
   void reclaim();
   void want_kept(const DiskEntry& entry);
   bool keep(const Fetch& fetch);
@@ -280,7 +288,8 @@ class Device {
   uint64_t open_fill_ = 0;  // in it
   uint32_t reads_under_way_ = 0, writes_under_way_ = 0;
   uint64_t kept_bytes_ = 0;
-  uint64_t now_ms_ = 0, next_demotion_ms_ = 0, stalled_ms_ = 0;
+  uint64_t now_ms_ = 0, next_demotion_ms_ = 0, next_wipe_ms_ = 0;
+  uint64_t next_removal_ms_ = 0, stalled_ms_ = 0;
   uint32_t errors_in_row_ = 0;
   bool removals_waiting_ = false, off_ = false;
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 
 #include "mooncache/crc32c.h"
 #include "store/disk/device.h"
@@ -30,6 +31,7 @@ uint64_t Device::largest_block() const {
 
 bool Device::room_for(uint64_t bytes) {
   if (free_chunks_.size() < bytes / chunk_bytes_ + 2) return false;
+  if (open_ != kNone && segments_[open_].sound_units != kNone) close_segment();
   if (open_ != kNone) {
     const uint64_t footer = FooterTrailer::entries_bytes(footer_.size() + 1) + kPageBytes;
     if (open_fill_ + bytes + kPageBytes + footer <= layout_.segment_bytes) return true;
@@ -65,11 +67,9 @@ void Device::seal_chunk() {
 
 // `copy(offset, to)` puts bytes of the payload in their place. False: they could not be had.
 template <typename Copy>
-bool Device::append(const RecordHeader& header, Done done, const Copy& copy) {
-  PendingRecord record;
+bool Device::append(const RecordHeader& header, PendingRecord record, const Copy& copy) {
   record.header = header;
   record.at = {open_, static_cast<uint32_t>(open_fill_ / kUnitBytes)};
-  record.done = std::move(done);
   std::array<std::byte, kRecordHeaderBytes> head;
   header.encode(layout_.uuid, head);
   const uint64_t total = record_bytes(header.size);
@@ -98,7 +98,10 @@ bool Device::append(const RecordHeader& header, Done done, const Copy& copy) {
   }
   if (!sound) return false;
   footer_.push_back({header, record.at.unit});
-  if (!header.removal()) {
+  if (record.kept) {
+    const std::lock_guard lock(mutex_);
+    ++segments_[record.from.segment].reads;
+  } else if (!header.removal()) {
     const std::lock_guard lock(mutex_);
     if (index_.put(header.tenant, header.key, header.size, record.at, false) == kNone) return false;
   }
@@ -154,6 +157,7 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
 }
 
 void Device::write_removals() {
+  if (now_ms_ < next_removal_ms_) return;
   for (;;) {
     Removal removal;
     {
@@ -172,7 +176,9 @@ void Device::write_removals() {
     header.sequence = segments_[open_].sequence;
     header.key = removal.key;
     header.tenant = removal.tenant;
-    (void)append(header, std::move(removal.done), [](uint64_t, Slice) { return true; });
+    PendingRecord record;
+    record.done = std::move(removal.done);
+    (void)append(header, std::move(record), [](uint64_t, Slice) { return true; });
     removals_waiting_ = true;
   }
 }
@@ -222,7 +228,9 @@ void Device::retire_chunks() {
     while (!pending_.empty() && pending_.front().last_chunk <= chunk.number) {
       PendingRecord record = std::move(pending_.front());
       pending_.pop_front();
-      record_ended(record, last_failed_chunk_ < record.first_chunk);
+      uint32_t& sound_units = segments_[record.at.segment].sound_units;
+      if (last_failed_chunk_ >= record.first_chunk) sound_units = std::min(sound_units, record.at.unit);
+      record_ended(record, record.at.unit < sound_units);
     }
   }
   if (to_sync_.empty() || !syncing_.empty()) return;
@@ -241,6 +249,7 @@ void Device::record_ended(PendingRecord& record, bool sound) {
       const std::lock_guard lock(stats_mutex_);
       ++count_.removals;
     } else {
+      next_removal_ms_ = now_ms_ + kLaterMs;
       const std::lock_guard lock(mutex_);
       removals_.push_front({header.tenant, header.key, std::move(record.done)});
     }
@@ -248,12 +257,21 @@ void Device::record_ended(PendingRecord& record, bool sound) {
   }
   {
     const std::lock_guard lock(mutex_);
+    if (record.kept) --segments_[record.from.segment].reads;
     const uint32_t number = index_.find(header.tenant, header.key);
-    if (number == kNone || !(DiskIndex::location_of(index_[number]) == record.at)) return;
-    if (!sound) return forget(number);
-    index_[number].written = true;
+    const Location known = record.kept ? record.from : record.at;
+    if (number == kNone || !(DiskIndex::location_of(index_[number]) == known)) return;
+    if (sound) {
+      (void)index_.put(header.tenant, header.key, header.size, record.at, true);
+    } else {
+      forget(number);
+    }
   }
-  memory_.written(header.tenant, header.key, header.size);
+  if (sound && !record.kept) {
+    memory_.written(header.tenant, header.key, header.size);
+  } else if (!sound && record.kept) {
+    memory_.lost(header.tenant, header.key, header.size, RemoveReason::kEvicted);
+  }
 }
 
 // Segments ------------------------------------------------------------------------------------------------
@@ -265,6 +283,7 @@ bool Device::open_segment() {
   const uint32_t number = free_segments_.front();
   Segment& segment = segments_[number];
   segment.sequence = next_sequence_;
+  segment.sound_units = kNone;
   std::byte* const page = page_memory_.data() + next_sequence_ % kHeaderPages * kPageBytes;
   SegmentHeader{segment.sequence}.encode(layout_.uuid, Page(page, kPageBytes));
   Op op;
@@ -288,23 +307,28 @@ void Device::close_segment() {
   seal_chunk();
   FooterBuild footer;
   footer.segment = open_;
-  const uint64_t entries = FooterTrailer::entries_bytes(footer_.size());
-  footer.bytes = entries + kPageBytes;
-  footer.memory = AlignedMemory(footer.bytes);
-  footer.offset = segment_offset(open_) + layout_.segment_bytes - footer.bytes;
+  footer.entries.swap(footer_);
+  footers_.push_back(std::move(footer));
+  closed_.push_back(open_);
+  open_ = kNone;
+}
+
+// Of the records that are on the disk.
+void Device::encode_footer(FooterBuild& footer) {
+  const Segment& segment = segments_[footer.segment];
+  std::erase_if(footer.entries, [&](const FooterEntry& entry) { return entry.unit >= segment.sound_units; });
+  const uint64_t entries = FooterTrailer::entries_bytes(footer.entries.size());
+  footer.memory = AlignedMemory(entries + kPageBytes);
   std::byte* at = footer.memory.data();
-  for (const FooterEntry& entry : footer_) {
+  for (const FooterEntry& entry : footer.entries) {
     entry.encode(std::span<std::byte, kFooterEntryBytes>(at, kFooterEntryBytes));
     at += kFooterEntryBytes;
   }
   FooterTrailer trailer;
-  trailer.sequence = segments_[open_].sequence;
-  trailer.count = static_cast<uint32_t>(footer_.size());
-  trailer.entries_crc32c = crc32c({footer.memory.data(), footer_.size() * kFooterEntryBytes});
+  trailer.sequence = segment.sequence;
+  trailer.count = static_cast<uint32_t>(footer.entries.size());
+  trailer.entries_crc32c = crc32c({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
   trailer.encode(layout_.uuid, Page(footer.memory.data() + entries, kPageBytes));
-  footers_.push_back(std::move(footer));
-  closed_.push_back(open_);
-  open_ = kNone;
 }
 
 // Behind the records that it names.
@@ -314,23 +338,34 @@ void Device::write_footers() {
   const bool behind = std::any_of(chunks_.begin(), chunks_.end(),
                                   [&](const Chunk& chunk) { return chunk.segment == footer.segment; });
   if (behind || segments_[footer.segment].state == Segment::State::kOpening) return;
+  if (footer.memory.size() == 0) encode_footer(footer);
   Op op;
   op.kind = Op::Kind::kFooter;
   op.segment = footer.segment;
-  const Io io{Io::Kind::kWrite, footer.offset, {footer.memory.data(), footer.bytes}, -1, 0};
+  const uint64_t bytes = footer.memory.size();
+  const uint64_t end = segment_offset(footer.segment) + layout_.segment_bytes;
+  const Io io{Io::Kind::kWrite, end - bytes, {footer.memory.data(), bytes}, -1, 0};
   if (submit(std::move(op), io) == kNone) return;
   footer.submitted = true;
   ++writes_under_way_;
 }
 
-// A header, a footer, or the sync behind one. A failure costs what a crash would: a start reads headers.
-void Device::written(const Op& op, bool whole) {
-  if (op.kind == Op::Kind::kSync) {
-    for (const Done& done : std::exchange(syncing_, {})) {
-      if (done) done();
-    }
+// A removal lasts when the device was asked to keep it, and said that it does.
+void Device::synced(bool whole) {
+  auto dones = std::exchange(syncing_, {});
+  if (!whole) {
+    std::move(dones.begin(), dones.end(), std::back_inserter(to_sync_));
     return;
   }
+  for (const Done& done : dones) {
+    if (done) done();
+  }
+}
+
+// A header, a footer, a wiped header, or the sync behind one. Without a footer, a start reads the headers of
+// records; without its header, a segment has no records; what was not wiped is wiped again.
+void Device::written(const Op& op, bool whole) {
+  if (op.kind == Op::Kind::kSync) return synced(whole);
   if (op.bytes > 0 && whole) {
     Op sync;
     sync.kind = op.kind;
@@ -342,12 +377,32 @@ void Device::written(const Op& op, bool whole) {
       return;
     }
   }
+  Segment& segment = segments_[op.segment];
   if (op.kind == Op::Kind::kHeader) {
-    segments_[op.segment].state = Segment::State::kOpen;
+    segment.state = Segment::State::kOpen;
+    if (!whole) segment.sound_units = 0;
+  } else if (op.kind == Op::Kind::kWipe) {
+    const bool wiped = whole && op.bytes == 0;  // the sync
+    segment.state = wiped ? Segment::State::kWiped : Segment::State::kClosed;
+    if (!wiped) next_wipe_ms_ = now_ms_ + kLaterMs;
   } else {
-    segments_[op.segment].state = Segment::State::kClosed;
+    segment.state = Segment::State::kClosed;
     footers_.pop_front();
   }
+}
+
+// So that no start finds what is given up: a key that leaves the index here gets no record when it is removed
+// later. The oldest segment goes first, so a removal goes after all that it removes.
+void Device::wipe(uint32_t number) {
+  std::byte* const page = page_memory_.data() + kHeaderPages * kPageBytes;
+  std::memset(page, 0, kPageBytes);
+  Op op;
+  op.kind = Op::Kind::kWipe;
+  op.segment = number;
+  if (submit(std::move(op), {Io::Kind::kWrite, segment_offset(number), {page, kPageBytes}, -1, 0}) == kNone)
+    return;
+  ++writes_under_way_;
+  segments_[number].state = Segment::State::kWiping;
 }
 
 // The oldest segment is given up in time: what was read since it was written moves on, the rest is lost.
@@ -355,7 +410,8 @@ void Device::reclaim() {
   release_segments();
   if (free_segments_.size() + given_up_.size() >= kFreeSegments || closed_.empty()) return;
   const uint32_t number = closed_.front();
-  if (segments_[number].state != Segment::State::kClosed) return;
+  if (segments_[number].state == Segment::State::kClosed && now_ms_ >= next_wipe_ms_) wipe(number);
+  if (segments_[number].state != Segment::State::kWiped) return;
   closed_.pop_front();
   given_up_.push_back(number);
   segments_[number].state = Segment::State::kGivenUp;
@@ -415,7 +471,10 @@ bool Device::keep(const Fetch& fetch) {
   header.tenant = fetch.tenant;
   header.size = fetch.size;
   header.crc32c = fetch.crc32c;
-  const bool kept = append(header, {}, [&](uint64_t offset, Slice to) {
+  PendingRecord record;
+  record.kept = true;
+  record.from = fetch.at;
+  const bool kept = append(header, std::move(record), [&](uint64_t offset, Slice to) {
     std::memcpy(to.data, fetch.body.data() + offset, to.size);
     return true;
   });

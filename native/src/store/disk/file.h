@@ -19,6 +19,8 @@ class AlignedMemory {
   explicit AlignedMemory(size_t size);
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
+  // Never freed: a device may still write there.
+  void abandon() { (void)data_.release(); }
 
  private:
   struct Free {
