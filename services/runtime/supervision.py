@@ -41,6 +41,9 @@ class RestartPolicy:
     backoff_first_s: float = 1.0
     backoff_max_s: float = 60.0
     restart_count_max: int = 10
+    """Restarts within the window; one more end, and the process is given up."""
+    first_restart_count_max: int | None = None
+    """The same for a process that was never ready; None: no other number."""
     window_s: float = WINDOW_S
 
 
@@ -66,6 +69,7 @@ class Supervision:
     heard_s: float = 0.0
     stuck_s: float | None = None
     ends: deque[float] = field(default_factory=deque)
+    was_ready: bool = False
 
     def due(self, now_s: float) -> bool:
         """Whether it has to be started now."""
@@ -85,6 +89,7 @@ class Supervision:
             return False
         news = self.state == RunState.STARTING
         self.state, self.reason, self.heard_s = RunState.READY, "", now_s
+        self.was_ready = True
         return news
 
     def silent(self, now_s: float) -> str:
@@ -116,7 +121,7 @@ class Supervision:
         while self.ends and now_s - self.ends[0] > self.policy.window_s:
             self.ends.popleft()
         self.ends.append(now_s)
-        if len(self.ends) > self.policy.restart_count_max:
+        if len(self.ends) > self._restart_count_max():
             self.state = RunState.GIVEN_UP
             self.reason = (
                 f"given up after {len(self.ends)} failures "
@@ -127,6 +132,10 @@ class Supervision:
         self.state, self.next_start_s = RunState.DOWN, now_s + wait_s
         self.reason = f"restarting in {wait_s:.1f} s: {why}"
         return True
+
+    def _restart_count_max(self) -> int:
+        first, later = self.policy.first_restart_count_max, self.policy.restart_count_max
+        return later if self.was_ready or first is None else min(first, later)
 
     def lost(self, now_s: float, why: str) -> None:
         """An engine that is run elsewhere is gone: look for it again at once, forever."""

@@ -52,6 +52,9 @@ _SOCKET_PATH_MAX = 107
 _SOCKET_NAME = "/events-1000000.ipc"
 _CALL_COUNT_MAX = 64
 _ENGINE_GRACE_S = 6.0
+# An engine that never became ready most likely cannot: a model that is not there, too little memory. Whoever started it
+# waits for the reason.
+_FIRST_RESTART_COUNT_MAX = 2
 _DRAIN_TICK_S = 0.1
 
 log = get_logger(__name__)
@@ -63,7 +66,7 @@ class WorkerService(Service):
     def __init__(self, config: Config, restarts: RestartPolicy | None = None) -> None:
         """`restarts`: other pauses and counts than an engine's defaults; the timeouts are the configuration's."""
         worker = config.worker
-        self._restarts = restarts or RestartPolicy()
+        self._restarts = restarts or RestartPolicy(first_restart_count_max=_FIRST_RESTART_COUNT_MAX)
         super().__init__(
             "worker",
             config,

@@ -117,10 +117,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "nothing that exists"}')
-    env = (("MOONCACHE_WORKER_RESTART_COUNT_MAX", "0"),)
-    cluster = EmbeddedCluster(
-        serving_settings(tmp_path / "state", model=str(model), prefill=0, extra_env=env)
-    )
+    cluster = EmbeddedCluster(serving_settings(tmp_path / "state", model=str(model), prefill=0))
     with pytest.raises(Internal, match="decode-1"):
         cluster.start(120)
     assert not processes_of_run(cluster.run_id)

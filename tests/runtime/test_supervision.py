@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +34,24 @@ def test_a_crash_is_followed_by_a_pause_and_a_start() -> None:
     assert "exit code 1" in engine.reason
     assert not engine.due(7.9)
     assert engine.due(8.0)
+
+
+def test_what_was_never_ready_is_given_up_sooner() -> None:
+    policy = replace(POLICY, first_restart_count_max=1)
+    engine = Supervision(policy)
+    engine.started(0)
+    assert engine.ended(1, "no such model", 0.0)
+    engine.started(2)
+    assert not engine.ended(3, "no such model", 0.0)
+    assert engine.state == RunState.GIVEN_UP
+    assert "no such model" in engine.reason
+    other = Supervision(policy)
+    other.started(0)
+    other.heard(1)
+    for at_s in (2, 4, 6):
+        assert other.ended(at_s, "exit code 1", 0.0)
+        other.started(at_s + 1)
+    assert not other.ended(8, "exit code 1", 0.0)
 
 
 def test_an_engine_that_never_gets_healthy_is_killed() -> None:
