@@ -10,10 +10,6 @@
 namespace mooncache::testing {
 namespace {
 
-Slice slice_of(std::vector<std::byte>& bytes, size_t at = 0, size_t size = SIZE_MAX) {
-  return {bytes.data() + at, std::min(size, bytes.size() - at)};
-}
-
 // A book over one fake device, or over real ones.
 class Book : public ::testing::Test {
  protected:

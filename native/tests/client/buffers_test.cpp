@@ -13,10 +13,6 @@
 namespace mooncache::testing {
 namespace {
 
-Slice slice_of(std::vector<std::byte>& bytes, size_t at = 0, size_t size = SIZE_MAX) {
-  return {bytes.data() + at, std::min(size, bytes.size() - at)};
-}
-
 // Gets that learn the size from the node, into memory of the pool or of the heap.
 class Lending : public RdmaPool {
  protected:

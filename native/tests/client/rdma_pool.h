@@ -6,6 +6,11 @@
 
 namespace mooncache::testing {
 
+// Bytes of a buffer, from `at` on.
+inline Slice slice_of(std::vector<std::byte>& bytes, size_t at = 0, size_t size = SIZE_MAX) {
+  return {bytes.data() + at, std::min(size, bytes.size() - at)};
+}
+
 inline constexpr size_t kBlockBytes = 1 << 20;
 
 class RdmaPool : public ::testing::Test {
