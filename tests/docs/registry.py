@@ -137,6 +137,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ),
     ("docs/benchmarks/store.md", "make bench"): Cannot(QUIET, ("tests/bench/test_store_bench.py",)),
     ("docs/benchmarks/sound.md", "mooncache bench sound"): Cannot(QUIET, ("tests/bench/test_sound.py",)),
+    ("docs/benchmarks/handover.md", "mooncache bench handover"): Cannot(
+        QUIET, ("tests/bench/test_handover.py",)
+    ),
     ("docs/benchmarks/transfer.md", "mooncache bench transfer"): Cannot(
         QUIET, ("tests/bench/test_transfer.py",)
     ),
