@@ -13,23 +13,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
-from mooncache.hf_engine.core import weighing
 from mooncache.hf_engine.core.blocks import BlockPool
 from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
-from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State, cache_report_of
+from mooncache.hf_engine.core.sequence import FinishReason, Output, Sequence, State, cache_report_of
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.sampling import Chosen, choose
-from mooncache.kvcache.core.break_even import BreakEven, cut_reason
+from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
+from mooncache.kvcache.core.weighing import LoadWeighing, ShardLoad
 from mooncache.kvcache.engine_pool import EnginePool
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
-from mooncache.kvcache.lookup import LookupOutcome, LookupRequest
+from mooncache.kvcache.leg_hint import CacheOutcome
+from mooncache.kvcache.lookup import TIMEOUT_S, LookupOutcome, LookupRequest
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
@@ -38,19 +38,6 @@ _IDLE_S = 0.1
 _JOIN_S = 30.0
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What a sequence gives out: one token, or its end. `finish` None: it goes on. `cache` comes with the first token
-    and with the end."""
-
-    index: int
-    chosen: Chosen | None = None
-    finish: FinishReason | None = None
-    stop_id: int | None = None
-    cache: CacheReport | None = None
-    message: str = ""
 
 
 Deliver = Callable[[list[tuple[Any, Output]]], None]
@@ -90,6 +77,7 @@ class Engine:
         self.queue_max = queue_max
         self.blocks = BlockPool(runner.memory.blocks)
         self.break_even = break_even
+        self.weighing = LoadWeighing(break_even) if break_even is not None else None
         self.streaming = streaming
         self._streams = 0
         self.scheduler = BatchScheduler(
@@ -217,9 +205,10 @@ class Engine:
             elif not self.pool.link.usable and not sequence.awaited_blocks:
                 self._looked_up(sequence, (), LookupOutcome.ABSENT.reported(), 0.0)
             else:
-                awaited = weighing.worth_awaiting(self.break_even, sequence, time.monotonic())
-                wait_s = sequence.hint.wait_s if awaited else 0.0
-                sequence.wait_until_s = time.monotonic() + wait_s
+                awaited, now_s = sequence.awaited_blocks, time.monotonic()
+                if awaited and self.weighing is not None:
+                    awaited = self.weighing.worth_awaiting(sequence.choice, sequence.hint, 0, awaited, now_s)
+                sequence.wait_until_s = now_s + (sequence.hint.wait_s if awaited else 0.0)
                 if awaited and self._streams_load(sequence):
                     sequence.promise_end = sequence.awaited_blocks  # the load waits
                     self._ask(sequence, 0)
@@ -228,21 +217,22 @@ class Engine:
 
     def _ask(self, sequence: Sequence, awaited: int) -> None:
         assert self.pool is not None
-        keys = b"".join(sequence.keys[: sequence.reusable_blocks])
-        node = sequence.hint.store_node if awaited else ""
+        limit_s = TIMEOUT_S
+        # Who waits for another instance has the time of that wait.
+        if self.weighing is not None and not awaited and not sequence.promise_end:
+            limit_s = self.weighing.known.ask_s(sequence.reusable_blocks)
         self._asking[sequence.name] = sequence
-        self.pool.lookups.ask(
-            LookupRequest(
-                sequence.name,
-                keys,
-                awaited,
-                sequence.wait_until_s,
-                sequence.trace,
-                node,
-                weighing.ask_s(self.break_even, sequence, awaited),
-                self.break_even is not None,
-            )
+        question = LookupRequest(
+            sequence.name,
+            b"".join(sequence.keys[: sequence.reusable_blocks]),
+            awaited,
+            sequence.wait_until_s,
+            sequence.trace,
+            node=sequence.hint.store_node if awaited else "",
+            limit_s=limit_s,
+            with_places=self.weighing is not None,
         )
+        self.pool.lookups.ask(question)
 
     def _streams_load(self, sequence: Sequence) -> bool:
         """Whether the load waits for awaited blocks, or the lookup before it."""
@@ -256,7 +246,8 @@ class Engine:
             return WaitPlace.OFF
         if self.pool is None or not self.pool.link.usable:
             return WaitPlace.NO_POOL
-        if self.break_even is not None and not self.break_even.pays(blocks, weighing.places_of(sequence)):
+        weighing = self.weighing
+        if weighing is not None and not weighing.pays(sequence.choice, sequence.hint, 0, blocks):
             return WaitPlace.NO_GAIN
         # A stream also takes a place of the batch. The last one is for sequences that compute.
         has_place = len(self.scheduler.running) + 1 < self.scheduler.batch_max
@@ -278,8 +269,8 @@ class Engine:
             answer = self.pool.lookups.take(name)
             if answer is not None:
                 del self._asking[name]
-                sequence.places = tuple((place,) for place in answer.places)
-                sequence.reason = answer.reason or sequence.reason
+                sequence.choice.places = tuple((place,) for place in answer.places)
+                sequence.choice.reason = answer.reason or sequence.choice.reason
                 self._looked_up(sequence, answer.present, answer.outcome.reported(), answer.waited_s)
         for loaded in self.pool.mover.take_loads():
             self._was_loaded(self._loading.pop(loaded.name), loaded)
@@ -317,9 +308,9 @@ class Engine:
             assert self.pool is not None
             self._loading[sequence.name] = sequence
             job = self._job(sequence.name, sequence, sequence.load)
-            if self.break_even is not None:
-                sequence.pace = weighing.pace_of(self.break_even, sequence)
-                job = replace(job, pace=sequence.pace)
+            if self.weighing is not None:
+                load, hint = sequence.load, sequence.hint
+                job = replace(job, pace=self.weighing.pace(sequence.choice, hint, load.start, load.stop))
             if sequence.promise_end:
                 awaited = (at for at, number in enumerate(sequence.load) if not sequence.in_pool(number))
                 await_s = max(0.0, sequence.wait_until_s - time.monotonic())
@@ -330,20 +321,23 @@ class Engine:
 
     def _blocks_to_load(self, sequence: Sequence, found: int) -> int:
         """How many of the blocks that the pool has to load; what computing gives sooner is computed."""
-        if self.break_even is None:
+        if self.weighing is None:
             return found
-        worth, spared = weighing.worth_loading(self.break_even, sequence, found, time.monotonic())
+        first = sequence.computed // sequence.block_tokens
+        load_end, spared = self.weighing.weigh(sequence.choice, first, first + found, time.monotonic())
         if spared:
-            self.metrics.break_even_tokens.labels(CacheOutcome.COMPUTED_FASTER).inc(spared)
-        return worth
+            label = CacheOutcome.COMPUTED_FASTER
+            self.metrics.break_even_tokens.labels(label).inc(spared * sequence.block_tokens)
+        return load_end - first
 
     def _was_loaded(self, sequence: Sequence, report: LoadReport) -> None:
         missing = len(report.blocks) - report.loaded
         cut = report.reason is MoveFailure.TOO_SLOW
         failed = 0 if cut or report.reason in {MoveFailure.CANCELLED, MoveFailure.NOT_COME} else missing
-        if self.break_even is not None and (cut or not missing):
-            places = weighing.places_of(sequence)[sequence.load.start : sequence.load.stop]
-            self.break_even.loaded(len(report.blocks), report.loaded, report.transfer_s, places)
+        if self.weighing is not None:
+            measured = {0: ShardLoad(report.loaded, report.transfer_s, is_cut=cut)}
+            load = sequence.load
+            self.weighing.loaded(sequence.choice, sequence.hint, load.start, load.stop, measured)
         if self.streaming is not None and not missing:
             self.streaming.loaded(report.loaded, report.transfer_s)
         if sequence.promise_end:
@@ -351,8 +345,7 @@ class Engine:
             sequence.promise_end = 0
             sequence.learned(sequence.load, report.loaded)
         if cut:
-            sequence.load_cut = True
-            sequence.reason = cut_reason(report.loaded, len(report.blocks), report.transfer_s, sequence.pace)
+            sequence.choice.was_cut(report.loaded, len(report.blocks), report.transfer_s)
             self.metrics.break_even_tokens.labels(CacheOutcome.LOAD_CUT).inc(missing * sequence.block_tokens)
         self.runner.memory.clear(report.blocks[report.loaded :])
         self.metrics.loaded(failed, report)

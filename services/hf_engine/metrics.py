@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
-from mooncache.kvcache.in_place import PATH_TEXT, BlockPath
+from mooncache.kvcache.in_place import PATH_TEXT, by_path
 from mooncache.kvcache.transfers import LoadReport, SaveReport
 from mooncache.runtime.metrics import Metrics
 
@@ -90,5 +90,5 @@ class HfMetrics:
 
 
 def _by_path(counter: Counter, moved_bytes: int, staged_bytes: int) -> None:
-    counter.labels(BlockPath.IN_PLACE).inc(moved_bytes - staged_bytes)
-    counter.labels(BlockPath.STAGED).inc(staged_bytes)
+    for path, amount in by_path(moved_bytes, staged_bytes):
+        counter.labels(path).inc(amount)

@@ -39,6 +39,11 @@ class BlockPath(StrEnum):
     STAGED = "staged"
 
 
+def by_path(moved_bytes: int, staged_bytes: int) -> tuple[tuple[BlockPath, int], ...]:
+    """Bytes that moved, by the way that they took."""
+    return (BlockPath.IN_PLACE, moved_bytes - staged_bytes), (BlockPath.STAGED, staged_bytes)
+
+
 class RegisteredMemory:
     """Registers the buffers of `memory` with each client that it is called with.
 

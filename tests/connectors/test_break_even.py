@@ -261,8 +261,8 @@ def test_ranks_that_stop_at_different_blocks_go_on_behind_the_first_that_is_miss
     make: Make, faulty: FaultyPool
 ) -> None:
     """Each rank keeps the pace that the scheduler's side set, and each may fall behind at another block."""
-    from mooncache.connectors.vllm.core.request import ShardLoad
     from mooncache.connectors.vllm.messages import LoadEnd, StepReport
+    from mooncache.kvcache.core.weighing import ShardLoad
 
     engine = make(ON)
     side = engine.connector._scheduler

@@ -11,7 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from mooncache.connectors.vllm.core.request import BlockTransfer, ShardLoad
+from mooncache.connectors.vllm.core.request import BlockTransfer
+from mooncache.kvcache.core.weighing import ShardLoad
 from mooncache.kvcache.transfers import MoveFailure
 
 

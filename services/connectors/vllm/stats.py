@@ -13,7 +13,7 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from mooncache.client.figures import FAMILIES, RAIL_UP
-from mooncache.kvcache.in_place import PATH_TEXT, BlockPath
+from mooncache.kvcache.in_place import PATH_TEXT, by_path
 
 PREFIX: Final = "mooncache_connector_"
 OBSERVATIONS_MAX: Final = 4096
@@ -92,10 +92,7 @@ class ConnectorStats(KVConnectorStats):  # type: ignore[misc]
 
     def count_path(self, name: str, moved_bytes: int, staged_bytes: int) -> None:
         """Add bytes that moved to the counters of their ways."""
-        for path, amount in (
-            (BlockPath.IN_PLACE, moved_bytes - staged_bytes),
-            (BlockPath.STAGED, staged_bytes),
-        ):
+        for path, amount in by_path(moved_bytes, staged_bytes):
             if amount > 0:
                 self.count(name, amount, path)
 

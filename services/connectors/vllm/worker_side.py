@@ -20,13 +20,14 @@ from mooncache.client.keys import split_keys
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
-from mooncache.connectors.vllm.core.request import BlockTransfer, ShardLoad
+from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
 from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
+from mooncache.kvcache.core.weighing import ShardLoad
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mooncache.client.keys import split_keys
-from mooncache.kvcache.core.break_even import Pace, Weighed
+from mooncache.kvcache.core.weighing import LoadChoice
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 from mooncache.kvcache.passport import Passport
 
 if TYPE_CHECKING:
+    from mooncache.hf_engine.sampling import Chosen
     from mooncache.runtime.tracing import TraceContext
 
 
@@ -84,14 +85,7 @@ class Sequence:
     loaded_bytes: int = 0
     staged_bytes: int = 0
     failed_blocks: int = 0
-    weighed: Weighed | None = None  # what was decided when awaited blocks were not there yet
-    computed_faster: bool = False
-    spared_said: bool = False
-    load_cut: bool = False
-    places: tuple[tuple[str, ...], ...] = ()  # for each key where the pool has it, as far as known
-    pace: Pace | None = None  # of the load that is under way
-    found_blocks: int = 0  # that the pool had when a load was weighed
-    reason: str = ""  # why blocks that the pool has were computed
+    choice: LoadChoice = field(default_factory=LoadChoice)
     saved_blocks: int = 0
     unsaved: set[int] = field(default_factory=set)  # those of the saved blocks that the pool does not get
     waited_ms: float = 0.0
@@ -156,6 +150,19 @@ class Sequence:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a sequence gives out: one token, or its end. `finish` None: it goes on. `cache` comes with the first token
+    and with the end."""
+
+    index: int
+    chosen: Chosen | None = None
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    cache: CacheReport | None = None
+    message: str = ""
+
+
 def cache_report_of(sequence: Sequence) -> CacheReport:
     """What the cache did for a sequence so far."""
     asked = sequence.prompt_count // sequence.block_tokens * sequence.block_tokens
@@ -165,9 +172,9 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
     if outcome is CacheOutcome.UNKNOWN or (outcome is CacheOutcome.OFF and hit):
         whole = CacheOutcome.HIT if hit >= usable else CacheOutcome.PARTIAL
         outcome = whole if hit else CacheOutcome.MISS
-        if hit < usable and sequence.load_cut:
+        if hit < usable and sequence.choice.load_cut:
             outcome = CacheOutcome.LOAD_CUT
-        elif hit < usable and sequence.computed_faster:
+        elif hit < usable and sequence.choice.computed_faster:
             outcome = CacheOutcome.COMPUTED_FASTER
     return CacheReport(
         asked_tokens=asked,
@@ -183,5 +190,5 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
         saved_blocks=sequence.saved_blocks,
         held_tokens=min(asked, min(sequence.unsaved, default=sequence.saved) * sequence.block_tokens),
         outcome=outcome,
-        reason=sequence.reason,
+        reason=sequence.choice.reason,
     )

@@ -24,15 +24,14 @@ from mooncache.connectors.vllm.core.request import (
     BlockTransfer,
     Matched,
     RequestState,
-    ShardLoad,
     Uncached,
     report_of,
 )
 from mooncache.connectors.vllm.core.save_ledger import SaveLedger
-from mooncache.connectors.vllm.core.weighing import LoadWeighing
 from mooncache.errors import InvalidArgument
-from mooncache.kvcache.core.break_even import BreakEven, cut_reason
+from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
+from mooncache.kvcache.core.weighing import LoadWeighing, ShardLoad
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
 from mooncache.kvcache.leg_reports import EndedLeg
 from mooncache.kvcache.passport import Passport
@@ -64,9 +63,7 @@ class RequestBook:
         streaming: Streaming | None = None,
     ) -> None:
         self._streaming = streaming
-        self._weighing = (
-            LoadWeighing(break_even, may_cut=may_cut, shards=len(passports)) if break_even else None
-        )
+        self._weighing = LoadWeighing(break_even, shards=len(passports)) if break_even else None
         self._may_cut = may_cut
         self._passports = list(passports)
         self._block_tokens = passports[0].block_tokens if passports else 0
@@ -196,7 +193,9 @@ class RequestBook:
             awaited = self._awaited(request)
             request.wait_until_s = now_s + request.hint.wait_s
             if awaited and self._weighing is not None:
-                awaited = self._weighing.worth_awaiting(request, awaited, now_s)
+                awaited = self._weighing.worth_awaiting(
+                    request.choice, request.hint, request.local_blocks, awaited, now_s
+                )
             if awaited:
                 place = self._place(request, self._promise_end(request, awaited), now_s, memory)
                 if place is WaitPlace.STREAMED and not pool_usable:
@@ -220,7 +219,7 @@ class RequestBook:
         until_s = request.wait_until_s if awaited else request.matched_s
         node, limit_s = request.hint.store_node if awaited else "", None
         if self._weighing is not None and not awaited and not request.promise_end:
-            limit_s = self._weighing.ask_s(request, blocks)
+            limit_s = self._weighing.known.ask_s(blocks - request.local_blocks)
         return Matched(None, AskPool(request.request_id, keys, awaited, until_s, node, limit_s))
 
     def _awaited(self, request: RequestState) -> int:
@@ -238,7 +237,8 @@ class RequestBook:
         blocks = end - request.local_blocks
         if self._streaming is None or not self._may_cut or request.streams or blocks <= 0:
             return WaitPlace.OFF
-        if self._weighing is not None and not self._weighing.pays(request, end):
+        weighing, first = self._weighing, request.local_blocks
+        if weighing is not None and not weighing.pays(request.choice, request.hint, first, end):
             return WaitPlace.NO_GAIN
         return self._streaming.place(
             blocks,
@@ -270,7 +270,7 @@ class RequestBook:
         """Which of the blocks up to `found` to load. An answer of the pool is weighed once, however often vLLM asks."""
         first, spared = request.local_blocks, 0
         if self._weighing is not None and request.load_end is None and found > first:
-            spared = self._weighing.weigh(request, found, now_s)
+            request.load_end, spared = self._weighing.weigh(request.choice, first, found, now_s)
         end = found if request.load_end is None else min(found, request.load_end)
         return Matched(max(0, end - first) * self._block_tokens, spared=spared * self._block_tokens)
 
@@ -297,8 +297,8 @@ class RequestBook:
         request.answered_s = now_s
         request.load_end = None
         request.known = bytearray(request.chain.whole(present))
-        request.places = request.chain.together(places)
-        request.reason = reason or request.reason
+        request.choice.places = request.chain.together(places)
+        request.choice.reason = reason or request.choice.reason
         request.known_as_of = self._saves.ended
         request.waited_s += waited_s
         request.outcome = outcome
@@ -320,7 +320,9 @@ class RequestBook:
         end = first + tokens // self._block_tokens
         request.loading = (first, end)
         request.answered_s = None  # after a preemption the pool is asked anew
-        request.pace = pace = self._weighing.pace(request, end) if self._weighing is not None else None
+        pace = None
+        if self._weighing is not None and self._may_cut:
+            pace = self._weighing.pace(request.choice, request.hint, first, end)
         transfer = BlockTransfer(
             request_id, request.chain.packed(first, end), tuple(blocks[first:end]), pace=pace
         )
@@ -373,14 +375,13 @@ class RequestBook:
         missing = end - first - count
         cut = reason is MoveFailure.TOO_SLOW
         if self._weighing is not None:
-            self._weighing.loaded(request, end, shards or {})
+            self._weighing.loaded(request.choice, request.hint, first, end, shards or {})
         if self._streaming is not None and missing <= 0:
             self._streaming.loaded(count, seconds)
         if missing > 0:
             request.loads_off = True
         if missing > 0 and cut:
-            request.load_cut = True
-            request.reason = cut_reason(count, end - first, seconds, request.pace)
+            request.choice.was_cut(count, end - first, seconds)
         elif missing > 0:
             if reason is MoveFailure.NOT_COME:
                 request.outcome = CacheOutcome.TIMEOUT

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mooncache.connectors.vllm.core.chain import KeyChain
-from mooncache.kvcache.core.break_even import Pace, Weighed
+from mooncache.kvcache.core.break_even import Pace
 from mooncache.kvcache.core.streaming import WaitPlace
+from mooncache.kvcache.core.weighing import LoadChoice
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 
 
@@ -51,15 +52,6 @@ class BlockTransfer:
     is_awaited: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLoad:
-    """What one shard measured of a load: blocks that came, seconds of moving them, whether it was cut as too slow."""
-
-    loaded: int
-    seconds: float
-    is_cut: bool
-
-
 class Uncached(StrEnum):
     """Why a request does not use the pool. They are labels of metrics."""
 
@@ -87,16 +79,9 @@ class RequestState:
     pending: bool = False
     known: bytearray = field(default_factory=bytearray)
     known_as_of: int = 0
-    places: tuple[tuple[str, ...], ...] = ()  # for each block where its shards' parts lie, as far as known
-    pace: Pace | None = None  # of the load that is under way
-    reason: str = ""  # why blocks that the pool has were computed
+    choice: LoadChoice = field(default_factory=LoadChoice)
     answered_s: float | None = None
     load_end: int | None = None  # block before which loading ends, once it was weighed against computing
-    found_end: int = 0  # block before which the pool had all of them then
-    weighed: Weighed | None = None  # what was decided when awaited blocks were not there yet
-    computed_faster: bool = False
-    spared_said: bool = False
-    load_cut: bool = False
     loads_off: bool = False
     saves_off: bool = False
     wait_until_s: float = 0.0
@@ -138,7 +123,7 @@ def report_of(request: RequestState, block_tokens: int) -> CacheReport:
         saved_blocks=request.saved_blocks,
         held_tokens=min(asked, min(request.unsaved, default=request.next_save) * block_tokens),
         outcome=_outcome(request, asked, hit, block_tokens),
-        reason=request.reason,
+        reason=request.choice.reason,
     )
 
 
@@ -147,9 +132,9 @@ def _outcome(request: RequestState, asked: int, hit: int, block_tokens: int) -> 
         return CacheOutcome.OFF
     if request.failed_blocks:
         return CacheOutcome.FAILED
-    if hit < asked and request.load_cut:
+    if hit < asked and request.choice.load_cut:
         return CacheOutcome.LOAD_CUT
-    if hit < asked and request.computed_faster:
+    if hit < asked and request.choice.computed_faster:
         return CacheOutcome.COMPUTED_FASTER
     if request.outcome is not CacheOutcome.UNKNOWN and hit < asked:
         return request.outcome
