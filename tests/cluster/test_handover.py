@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mooncache.auth import engine_key, load_cluster_token
 from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from tests.cluster.conftest import ask
+from tests.cluster.one_engine import alone
 from tests.conditions import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -19,28 +19,6 @@ pytestmark = pytest.mark.timeout(300)
 
 def text(seed: str) -> str:
     return f"{seed} and the moon is a harsh mistress, said somebody once. " * 40
-
-
-def alone(cluster: EmbeddedCluster, prompt: str) -> str:
-    """The prefill engine's own answer, without gateway, keys of a tenant, or anything cached."""
-    row = next(row for row in cluster.describe_instances() if row["instance_id"] == "prefill-1")
-    body = {
-        "model": row["model"],
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": 8,
-        "temperature": 0,
-        "cache_salt": f"apart {prompt[:16]}",
-    }
-    request = urllib.request.Request(
-        f"{row['url']}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={
-            "Authorization": f"Bearer {engine_key(load_cluster_token(cluster.token_path))}",
-            "Content-Type": "application/json",
-        },
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return str(json.load(response)["choices"][0]["message"]["content"])
 
 
 def record(capsys: pytest.CaptureFixture[str], cluster: EmbeddedCluster) -> dict[str, Any]:
@@ -69,7 +47,7 @@ _LEGS_OF_LOST_BLOCKS = {("decode", "OK"), ("decode", "REPLACED"), ("prefill", "O
 def test_a_node_that_takes_no_blocks(serving: EmbeddedCluster, capsys: pytest.CaptureFixture[str]) -> None:
     """What is handed to the pool is lost on its way; the decode leg is not left to wait for it."""
     prompt = text("a")
-    expected = alone(serving, prompt)
+    expected = alone(serving, prompt, 8)
     where = ["--state-dir", str(serving.state_dir)]
     assert run(["drain", "node-1", "--no-move", *where]) == 0
     try:
@@ -83,7 +61,7 @@ def test_a_node_that_takes_no_blocks(serving: EmbeddedCluster, capsys: pytest.Ca
         assert found["observed"]["handover"] == "missed"
         assert counted(serving) == legs.count(("decode", "REPLACED")) <= 1
         other = text("b")
-        assert ask(serving, other)["choices"][0]["message"]["content"] == alone(serving, other)
+        assert ask(serving, other)["choices"][0]["message"]["content"] == alone(serving, other, 8)
         assert record(capsys, serving)["chosen"]["inline"], "for a while the decode engine computes by itself"
         assert counted(serving) == legs.count(("decode", "REPLACED"))
     finally:

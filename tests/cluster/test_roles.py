@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import signal
 import threading
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mooncache.auth import engine_key, load_cluster_token
 from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import processes_of_run
 from tests.cluster.conftest import ask, serving_settings
+from tests.cluster.one_engine import alone
 from tests.conditions import wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -25,28 +24,6 @@ PLACES = 2  # of an engine's batch: few, so that few answers are more than one e
 CALLERS = 8
 PROMPTS = {f"{name} and the moon is a harsh mistress. " * 40: 4 for name in ("Mike", "Wyoh")}
 ANSWERS = {f"Tell {name} a long story.": 32 for name in ("Prof", "Stu", "Greg")}
-
-
-def alone(cluster: EmbeddedCluster, text: str, tokens: int) -> str:
-    """One engine's own answer, without gateway, keys of a tenant, or anything cached."""
-    row = next(row for row in cluster.describe_instances() if row["instance_id"] == "prefill-1")
-    body = {
-        "model": row["model"],
-        "messages": [{"role": "user", "content": text}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "cache_salt": f"apart {text[:16]}",
-    }
-    request = urllib.request.Request(
-        f"{row['url']}/v1/chat/completions",
-        data=json.dumps(body).encode(),
-        headers={
-            "Authorization": f"Bearer {engine_key(load_cluster_token(cluster.token_path))}",
-            "Content-Type": "application/json",
-        },
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return str(json.load(response)["choices"][0]["message"]["content"])
 
 
 class Load:

@@ -32,8 +32,8 @@ bool DiskReads::waits(PeerSession& session, size_t at, size_t count, const KeyOf
   Item& mine = items_[at];
   if (mine.ended != nullptr && mine.ended->load(std::memory_order_acquire)) mine.ended.reset();
   if (mine.ended == nullptr && mine.tries < kTries) ask(session, key_of(at), mine);
-  for (size_t ahead = at + 1; ahead < std::min(count, at + kAhead); ++ahead) {
-    if (items_[ahead].tries == 0) ask(session, key_of(ahead), items_[ahead]);
+  for (asked_ = std::max(asked_, at + 1); asked_ < std::min(count, at + kAhead); ++asked_) {
+    ask(session, key_of(asked_), items_[asked_]);
   }
   return mine.ended != nullptr;
 }

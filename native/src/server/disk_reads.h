@@ -29,6 +29,7 @@ class DiskReads {
   };
   void ask(PeerSession& session, const Key& key, Item& item);
   std::vector<Item> items_;
+  size_t asked_ = 0;  // items before it were asked for, or were in memory when it was their turn
 };
 
 }  // namespace mooncache::server

@@ -12,6 +12,18 @@ namespace mooncache::store::disk {
 
 namespace {
 
+// Of a record with a block's bytes; `block` has them in memory, or read from elsewhere on the disk.
+template <typename Block>
+RecordHeader header_of(uint64_t sequence, const Block& block) {
+  RecordHeader header;
+  header.sequence = sequence;
+  header.key = block.key;
+  header.tenant = block.tenant;
+  header.size = block.size;
+  header.crc32c = block.crc32c;
+  return header;
+}
+
 constexpr uint64_t kFlushMs = 20;  // a chunk that is not full is written after so long
 constexpr uint64_t kNextLookMs = 5, kLaterMs = 50, kFullMs = 1000;
 constexpr size_t kFreeSegments = 2;  // one to write on, one for what moves out of the oldest
@@ -141,14 +153,9 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
     ++seen.dropped;
     return Demotion::kLater;
   }
-  RecordHeader header;
-  header.sequence = segments_[open_].sequence;
-  header.key = block.key;
-  header.tenant = block.tenant;
-  header.size = block.size;
-  header.crc32c = block.crc32c;
-  const bool copied = append(
-      header, {}, [&](uint64_t offset, Slice to) { return memory_.copy_out(block, offset, to).is_ok(); });
+  const bool copied = append(header_of(segments_[open_].sequence, block), {}, [&](uint64_t offset, Slice to) {
+    return memory_.copy_out(block, offset, to).is_ok();
+  });
   if (!copied) return Demotion::kRefused;
   budget_.spend(bytes);
   ++seen.admitted;
@@ -465,19 +472,14 @@ bool Device::keep(const Fetch& fetch) {
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == fetch.at)) return true;
   }
   if (!room_for(record_bytes(fetch.size))) return false;
-  RecordHeader header;
-  header.sequence = segments_[open_].sequence;
-  header.key = fetch.key;
-  header.tenant = fetch.tenant;
-  header.size = fetch.size;
-  header.crc32c = fetch.crc32c;
   PendingRecord record;
   record.kept = true;
   record.from = fetch.at;
-  const bool kept = append(header, std::move(record), [&](uint64_t offset, Slice to) {
-    std::memcpy(to.data, fetch.body.data() + offset, to.size);
-    return true;
-  });
+  const bool kept =
+      append(header_of(segments_[open_].sequence, fetch), std::move(record), [&](uint64_t offset, Slice to) {
+        std::memcpy(to.data, fetch.body.data() + offset, to.size);
+        return true;
+      });
   const std::lock_guard lock(stats_mutex_);
   count_.kept += kept ? 1 : 0;
   return kept;
