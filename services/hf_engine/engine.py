@@ -20,9 +20,10 @@ from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.core.blocks import BlockPool
 from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
-from mooncache.hf_engine.core.sequence import FinishReason, Output, Sequence, State, cache_report_of
+from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State, cache_report_of
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
+from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.sampling import Chosen, choose
 from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace

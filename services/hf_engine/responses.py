@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncache.hf_engine.core.sequence import FinishReason, Output
+from mooncache.hf_engine.core.sequence import FinishReason
 from mooncache.hf_engine.core.text import TextStream
+from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.requests import Asked
 from mooncache.hf_engine.sampling import Chosen
 from mooncache.hf_engine.tokens import ChatTokenizer

@@ -34,8 +34,9 @@ from mooncache.errors import (
     Overloaded,
     TooLarge,
 )
-from mooncache.hf_engine.core.sequence import FinishReason, Output, Sequence
+from mooncache.hf_engine.core.sequence import FinishReason, Sequence
 from mooncache.hf_engine.engine import Engine
+from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.request_scope import RequestScope
 from mooncache.hf_engine.requests import Asked, RequestLimits, parse
 from mooncache.hf_engine.responses import CompletionBuilder

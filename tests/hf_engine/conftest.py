@@ -23,7 +23,8 @@ import mooncache
 from mooncache import tiny_model
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.config import load
-from mooncache.hf_engine.core.sequence import Output, Sampling, Sequence
+from mooncache.hf_engine.core.sequence import Sampling, Sequence
+from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.service import HfOptions, Parts, build
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
 from tests.conditions import wait_until

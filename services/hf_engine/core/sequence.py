@@ -13,7 +13,6 @@ from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 from mooncache.kvcache.passport import Passport
 
 if TYPE_CHECKING:
-    from mooncache.hf_engine.sampling import Chosen
     from mooncache.runtime.tracing import TraceContext
 
 
@@ -148,19 +147,6 @@ class Sequence:
                     public_salt=self.hint.public_salt,
                 )
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What a sequence gives out: one token, or its end. `finish` None: it goes on. `cache` comes with the first token
-    and with the end."""
-
-    index: int
-    chosen: Chosen | None = None
-    finish: FinishReason | None = None
-    stop_id: int | None = None
-    cache: CacheReport | None = None
-    message: str = ""
 
 
 def cache_report_of(sequence: Sequence) -> CacheReport:
