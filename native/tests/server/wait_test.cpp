@@ -383,7 +383,9 @@ TEST_F(WaitTest, EveryWaitEndsOnce) {
     for (uint64_t id = 0; id < kWaits; ++id) {
       ASSERT_TRUE(waiter.send(wait_frame(id, keys_from(id % 45, 6), static_cast<uint32_t>(id % 7 * 10),
                                          static_cast<uint32_t>(id % 3))));
-      if (id % 5 == 0) ASSERT_TRUE(waiter.send(Peer::frame(Opcode::kWait, {}, {}, wire::kFlagWithdraw, id)));
+      if (id % 5 == 0) {
+        ASSERT_TRUE(waiter.send(Peer::frame(Opcode::kWait, {}, {}, wire::kFlagWithdraw, id)));
+      }
     }
     if (round % 3 == 2) continue;  // with open waits
     std::vector<uint32_t> ends(kWaits);

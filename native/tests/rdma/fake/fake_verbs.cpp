@@ -261,8 +261,15 @@ int ibv_dealloc_pd(ibv_pd* pd) {
   Network& net = network();
   const Lock lock(net.mutex);
   --net.objects;
+  const int error = net.fault("ibv_dealloc_pd");
+  // As a device does: a domain that has memory stays. A new one at the same address would open its keys
+  // again.
+  if (net.has_kept_memory(pd)) {
+    net.kept_domains.push_back(pd);
+    return fail_with(EBUSY);
+  }
   delete pd;
-  return fail_with(net.fault("ibv_dealloc_pd"));
+  return fail_with(error);
 }
 
 ibv_mr* ibv_reg_mr_iova(ibv_pd* pd, void* memory, size_t length, uint64_t iova, int access) {

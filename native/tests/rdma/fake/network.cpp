@@ -45,6 +45,8 @@ void Network::reset(uint32_t count) {
     by_key.erase(key);
   }
   kept.clear();
+  for (const ibv_pd* domain : kept_domains) delete domain;
+  kept_domains.clear();
   shuffled_ = false;
 }
 
@@ -216,6 +218,10 @@ uint64_t Network::live_objects() const {
 uint64_t Network::registrations() const {
   const std::lock_guard lock(mutex);
   return by_key.size();
+}
+
+bool Network::has_kept_memory(const ibv_pd* pd) const {
+  return std::any_of(kept.begin(), kept.end(), [&](uint32_t key) { return by_key.at(key)->mr.pd == pd; });
 }
 
 DeviceState& Network::state(const ibv_context* context) {

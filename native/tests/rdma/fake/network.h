@@ -149,7 +149,9 @@ class Network final : public FakeVerbs {
   std::map<std::string, Fault> faults;
   std::map<uint32_t, FakeQp*> queue_pairs;
   std::map<uint32_t, FakeMr*> by_key;
-  std::vector<uint32_t> kept;  // keys of by_key whose memory could not be given back
+  bool has_kept_memory(const ibv_pd* pd) const;
+  std::vector<uint32_t> kept;         // keys of by_key whose memory could not be given back
+  std::vector<ibv_pd*> kept_domains;  // that could not be given back because of such keys
   std::set<FakeContext*> contexts;
   uint64_t objects = 0;
   uint32_t next_number = 17;
