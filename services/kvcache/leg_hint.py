@@ -7,9 +7,11 @@ ignored.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Self
+
+import msgspec
 
 FIELD = "kv_transfer_params"
 NAME = "mooncache"
@@ -79,7 +81,7 @@ class LegHint:
 
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params`."""
-        return {NAME: {"v": VERSION, **asdict(self)}}
+        return {NAME: {"v": VERSION, **msgspec.to_builtins(self)}}
 
     @classmethod
     def from_params(cls, params: Any) -> Self:
@@ -110,7 +112,7 @@ class CacheReport:
 
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params` in the response."""
-        return {NAME: {"v": VERSION, **asdict(self)}}
+        return {NAME: {"v": VERSION, **msgspec.to_builtins(self)}}
 
     @classmethod
     def from_params(cls, params: Any) -> Self | None:

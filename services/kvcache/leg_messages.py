@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Final
+
+import msgspec
 
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -27,7 +28,7 @@ CACHE_OUTCOME_NUMBERS: Final = {outcome: number for number, outcome in CACHE_OUT
 
 def cache_message(cache: CacheReport) -> pb.CacheReport:
     """A cache report as a message."""
-    said = {**asdict(cache), "outcome": CACHE_OUTCOME_NUMBERS[cache.outcome]}
+    said = {**msgspec.to_builtins(cache), "outcome": CACHE_OUTCOME_NUMBERS[cache.outcome]}
     if cache.held_tokens < 0:
         del said["held_tokens"]
     return pb.CacheReport(**said)

@@ -10,7 +10,6 @@ here are hostile until `decode` has checked them.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -39,7 +38,7 @@ def reports_path(passport_path: Path) -> Path:
 
 def encode(leg: EndedLeg) -> bytes:
     """A report as bytes."""
-    return msgspec.json.encode({"decision_id": leg.decision_id, NAME: asdict(leg.cache)})
+    return msgspec.json.encode({"decision_id": leg.decision_id, NAME: leg.cache})
 
 
 def decode(data: bytes) -> EndedLeg | None:

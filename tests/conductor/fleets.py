@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,9 +66,9 @@ def fleet(*rows: Row) -> Fleet:
 
     sequences, kv_tokens, stay_s = column("sequences"), column("kv_tokens"), column("stay_s")
 
-    def predict(after_s: float) -> tuple[Any, Any]:
-        left = np.exp(-after_s / np.maximum(stay_s, 1e-3))
-        return sequences * left, kv_tokens * left
+    def predict(moments_s: Sequence[float]) -> Any:
+        left = [np.exp(-after_s / np.maximum(stay_s, 1e-3)) for after_s in moments_s]
+        return np.array([(sequences * each, kv_tokens * each) for each in left])
 
     costs = {
         f"prefill_{part}": np.array([getattr(row.prefill, part) for row in rows], dtype=np.float64)

@@ -28,7 +28,7 @@ def demand_of(costs_s: list[float], at_s: float = 0.0) -> tuple[tuple[float, ...
     demand = AskedWork()
     for cost_s in costs_s:
         demand.ask(cost_s, at_s)
-    return demand.lately(at_s)
+    return tuple(demand.lately(at_s))
 
 
 @given(asked, costs, costs)
@@ -170,7 +170,7 @@ def test_a_running_conductor_counts_all_that_is_asked_for_and_says_what_was_left
     for number in range(40):
         asked = SchedulingRequest(f"r{number}", "m", 4000, keys=number.to_bytes(32, "big") * 250, group=1)
         decisions.append(core.schedule(asked, PoolAnswer(), 0.1 * number, 0.0))
-    brought = [decision.policy_request.demand[-1][-1] for decision in decisions]
+    brought = [tuple(decision.policy_request.demand)[-1][-1] for decision in decisions]
     assert brought == sorted(brought), "refused ones count too"
     assert brought[-1] > max(FADES_IN_S)
     assert not decisions[-1].choice.admitted

@@ -151,7 +151,7 @@ def test_the_table_of_the_load_ahead_is_a_sum_of_curves(
             plain.change(begin, kept, 1.0, int(now_s))
             there.append((curve, begin, kept))
         for after_s in (0.0, 1.0, 50.0, 127.0):
-            sequences, kv_tokens = ahead.at(now_s, after_s, np.zeros((2, 2)), None, 1.0)
+            ((sequences, kv_tokens),) = ahead.at(now_s, [after_s], np.zeros((2, 2)), None, 1.0)
             at = min(int(now_s + after_s), int(now_s) + BUCKETS - 1)
             assert sequences[1] == pytest.approx(max(0.0, plain.load.get(at, 0.0)), abs=1e-9)
             assert kv_tokens[1] == pytest.approx(100.0 * sequences[1], abs=1e-6)
@@ -163,9 +163,9 @@ def test_who_read_the_clock_before_the_present_moved_joins_now() -> None:
     ahead.room(2)
     ahead.roll(1000.1)
     ahead.add(curve, 999.9, 0.0)
-    assert ahead.at(1000.1, 0.0, np.zeros((2, 2)), None, 1.0)[0].tolist() == [0.0, 1.0]
+    assert ahead.at(1000.1, [0.0], np.zeros((2, 2)), None, 1.0)[0, 0].tolist() == [0.0, 1.0]
     ahead.drop(curve)
-    assert ahead.at(1000.1, 0.0, np.zeros((2, 2)), None, 1.0)[0].tolist() == [0.0, 0.0]
+    assert ahead.at(1000.1, [0.0], np.zeros((2, 2)), None, 1.0)[0, 0].tolist() == [0.0, 0.0]
 
 
 def test_rows_are_used_again_and_late_words_of_the_old_one_change_nothing() -> None:

@@ -9,6 +9,7 @@ as asked for before the first request.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -18,15 +19,34 @@ from mooncache.conductor.core.policy.types import Floats
 CHANCE = 0.5  # standard deviations that are taken for chance
 
 
+class AskedLately:
+    """For each memory, the seconds asked for by all requests up to each bucket, less what may be chance.
+
+    They are added up when they are looked at: only for a request that waits, and after the answer.
+    """
+
+    __slots__ = ("_asked", "_found", "_passed_s")
+
+    def __init__(self, asked: Floats, passed_s: float) -> None:
+        self._asked, self._passed_s = asked, passed_s
+        self._found: tuple[tuple[float, ...], ...] = ()
+
+    def __iter__(self) -> Iterator[tuple[float, ...]]:
+        if not self._found:
+            sums, squares = (self._asked * _left(self._passed_s)).cumsum(axis=2)
+            sums -= CHANCE * np.sqrt(squares, out=squares)
+            self._found = tuple(map(tuple, np.maximum(sums, 0.0, out=sums).tolist()))
+        return iter(self._found)
+
+
 class AskedWork:
     """The computing that was asked for lately. Times are seconds of one monotonic clock."""
 
-    __slots__ = ("_as_of_s", "_fades_in_s", "_squares", "_sums")
+    __slots__ = ("_as_of_s", "_asked")
 
     def __init__(self) -> None:
-        self._fades_in_s: Floats = np.array(FADES_IN_S)[:, None]
-        self._sums: Floats = np.zeros((len(FADES_IN_S), BUCKETS))
-        self._squares: Floats = np.zeros((len(FADES_IN_S), BUCKETS))
+        # The sums of each memory, below them the sums of squares: both fade and are added up in one go.
+        self._asked: Floats = np.zeros((2, len(FADES_IN_S), BUCKETS))
         self._as_of_s = 0.0
 
     def ask(self, cost_s: float, now_s: float) -> None:
@@ -34,20 +54,21 @@ class AskedWork:
         if not 0 < cost_s < math.inf:
             return
         self._fade(now_s)
-        at = bucket(cost_s)
-        self._sums[:, at] += cost_s
-        self._squares[:, at] += cost_s * cost_s
+        of_its_cost = self._asked[:, :, bucket(cost_s)]
+        of_its_cost += ((cost_s,), (cost_s * cost_s,))
 
-    def lately(self, now_s: float) -> tuple[tuple[float, ...], ...]:
-        """For each memory, the seconds asked for by all requests up to each bucket, less what may be chance."""
-        self._fade(now_s)
-        found = self._sums.cumsum(axis=1) - CHANCE * np.sqrt(self._squares.cumsum(axis=1))
-        return tuple(tuple(asked_s) for asked_s in np.maximum(found, 0.0).tolist())
+    def lately(self, now_s: float) -> AskedLately:
+        """What was asked for until now."""
+        return AskedLately(self._asked.copy(), max(0.0, now_s - self._as_of_s))
 
     def _fade(self, now_s: float) -> None:
         passed_s = now_s - self._as_of_s
         if passed_s > 0:
-            left = np.exp(-passed_s / self._fades_in_s)
-            self._sums *= left
-            self._squares *= left * left
+            self._asked *= _left(passed_s)
             self._as_of_s = now_s
+
+
+def _left(passed_s: float) -> list[list[list[float]]]:
+    """The shares of sums and of sums of squares that are left, for each memory."""
+    left = [math.exp(-passed_s / fades_in_s) for fades_in_s in FADES_IN_S]
+    return [[[each] for each in left], [[each * each] for each in left]]

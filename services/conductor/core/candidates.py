@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from mooncache.conductor.core.policy import branches, placement
-from mooncache.conductor.core.policy.common import handovers_s
+from mooncache.conductor.core.policy.common import QUIET, handovers_s
 from mooncache.conductor.core.policy.fleet import PREFILL, ROLE_NAMES, Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Choice, Floats, Ints, Request, Rules
 from mooncache.conductor.core.snapshot import Snapshot, take
@@ -75,6 +75,7 @@ class Candidates(msgspec.Struct, frozen=True):
         return msgspec.msgpack.decode(packed, type=Candidates) if packed else None
 
     @staticmethod
+    @QUIET
     def fields_of(packed: bytes, rules: Rules) -> dict[str, Any]:
         """Packed candidates as JSON fields, priced by the rules."""
         found = Candidates.unpacked(packed)

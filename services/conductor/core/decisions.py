@@ -90,7 +90,7 @@ class Arrival:
     wall_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlannedRequest:
     """An arrival with what a policy saw of it and chose for it; records and decisions are made of this."""
 
@@ -275,6 +275,13 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
     )
 
 
+def _placed(chosen: dict[str, Any] | None, store_node: str) -> dict[str, Any] | None:
+    """The chosen fields with the store node of the hand-over, which no policy chooses."""
+    if chosen is not None:
+        chosen["store_node"] = store_node
+    return chosen
+
+
 def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, Any] | None:
     """The chosen instances and their plan, as JSON fields; None without a choice."""
     if fleet is None or choice.decode == NO_ROW:
@@ -292,11 +299,6 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
         "computed_tokens": request.prompt_tokens - choice.prefix_tokens,
     }
-
-
-def _placed(chosen: dict[str, Any] | None, store_node: str) -> dict[str, Any] | None:
-    """The chosen fields with the store node of the hand-over, which no policy chooses."""
-    return {**chosen, "store_node": store_node} if chosen is not None else None
 
 
 def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:

@@ -10,6 +10,7 @@ The table is twice as long as the future that it holds: the present moves along 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,22 +91,28 @@ class DecodeAhead:
             np.subtract(there, load, out=there)
 
     def at(
-        self, now_s: float, after_s: float, batch: Floats, foreign: Floats | None, stay_s: Even
-    ) -> tuple[Floats, Floats]:
-        """(sequences, kv tokens) of each instance in `after_s` seconds.
+        self,
+        now_s: float,
+        moments_s: Sequence[float],
+        batch: Floats,
+        foreign: Floats | None,
+        stay_s: Even,
+    ) -> Floats:
+        """A table of moment, (sequences, kv tokens) and instance; moments are seconds from now.
 
         batch: what is decoded now, by the curves or longer than they said. foreign: what others sent there, None
         when none did. Both are two columns: sequences and KV tokens.
         """
         rows = batch.shape[1]
-        ahead = max(0, int((now_s + after_s) / BUCKET_S) - self._bucket)
         here = self._bucket - self._begin
         overdue = batch - self._table[here, :, :rows]
         np.maximum(overdue, 0.0, out=overdue)
         if foreign is not None:
             overdue += foreign
         least_s = max(stay_s, 1e-3) if isinstance(stay_s, float) else np.maximum(stay_s, 1e-3)
-        overdue *= np.exp(-after_s / least_s)
-        found = np.maximum(self._table[here + min(ahead, BUCKETS - 1), :, :rows], 0.0)
-        found += overdue
-        return found[0], found[1]
+        found = np.empty((len(moments_s), 2, rows))
+        for at, after_s in enumerate(moments_s):
+            ahead = max(0, int((now_s + after_s) / BUCKET_S) - self._bucket)
+            np.maximum(self._table[here + min(ahead, BUCKETS - 1), :, :rows], 0.0, out=found[at])
+            found[at] += overdue * np.exp(-after_s / least_s)
+        return found

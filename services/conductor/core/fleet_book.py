@@ -9,7 +9,7 @@ looked best a moment ago. The decode load to come is in `DecodeAhead`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -365,12 +365,12 @@ class FleetBook:
         self._fleet = Fleet(0.0, self.names, queue_s=np.zeros(count), predict=self._predict, **shared)
         self._summary = self._stay_s = None
 
-    def _predict(self, after_s: float) -> tuple[Floats, Floats]:
+    def _predict(self, moments_s: Sequence[float]) -> Floats:
         now_s, column = self._fleet.now_s, self._sliced
         if not self._curves:
-            return column["sequences"], column["kv_tokens"]
+            return np.array([(column["sequences"], column["kv_tokens"])] * len(moments_s))
         foreign = column["foreign"] if self._reports else None
-        return self._ahead.at(now_s, after_s, column["batch"], foreign, self._stays())
+        return self._ahead.at(now_s, moments_s, column["batch"], foreign, self._stays())
 
     def _stays(self) -> Even:
         """The mean stay of each row, one number when all have the same."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 
 from mooncache.client.keys import KEY_BYTES
 
@@ -43,7 +45,8 @@ class Overlap:
     blocks: int
 
 
-def checkpoints(count: int) -> list[int]:
+@lru_cache(maxsize=1024)
+def checkpoints(count: int) -> tuple[int, ...]:
     """Block positions at which a chain of `count` keys is indexed, ascending: 0, 1, 3, 7, ... and the
     last."""
     found = []
@@ -53,19 +56,23 @@ def checkpoints(count: int) -> list[int]:
         at *= 2
     if count:
         found.append(count - 1)
-    return found
+    return tuple(found)
 
 
-def chained_blocks(mine: bytes, theirs: bytes, least: int = 0, most: int | None = None) -> int:
-    """How many leading keys two packed chains share, taking for granted that equal keys have equal
-    prefixes. least, most: what is known already."""
+def chained_blocks(
+    mine: bytes, theirs: bytes, least: int = 0, most: int | None = None, guess: int = -1
+) -> int:
+    """How many leading keys two packed chains share, taking for granted that equal keys have equal prefixes.
+
+    least, most: what is known already. guess: what is looked at first; when it is right, two keys are compared.
+    """
     low, high = least, min(len(mine), len(theirs)) // KEY_BYTES
     if most is not None:
         high = min(high, most)
     while low < high:
-        middle = (low + high + 1) // 2
-        at = (middle - 1) * KEY_BYTES
-        if mine[at : at + KEY_BYTES] == theirs[at : at + KEY_BYTES]:
+        middle = guess if low < guess <= high else guess + 1 if low == guess else (low + high + 1) // 2
+        end = middle * KEY_BYTES
+        if mine[end - KEY_BYTES : end] == theirs[end - KEY_BYTES : end]:
             low = middle
         else:
             high = middle - 1
@@ -125,18 +132,20 @@ class InFlight:
             return []
         best: dict[tuple[int, str], Overlap] = {}
         seen: set[str] = set()
-        count = len(keys) // KEY_BYTES
+        count, blocks = len(keys) // KEY_BYTES, 0
         deeper = None  # blocks up to a checkpoint that all long enough chains have too: who is not there ends before
         for at in reversed(checkpoints(count)):
             most, deeper = deeper, at if (at + 1) & at == 0 else None
             there = self._at.get(keys[at * KEY_BYTES : (at + 1) * KEY_BYTES])
             if there is None:
                 continue
-            for running in reversed(list(there.values())[-LOOKED_AT_MAX:]):
-                if running.decision_id in seen or len(seen) >= LOOKED_AT_MAX:
+            for running in islice(reversed(there.values()), LOOKED_AT_MAX):
+                if running.decision_id in seen:
                     continue
+                if len(seen) >= LOOKED_AT_MAX:
+                    break
                 seen.add(running.decision_id)
-                blocks = chained_blocks(keys, running.keys, at + 1, most)
+                blocks = chained_blocks(keys, running.keys, at + 1, most, blocks)
                 place = (blocks, running.instance_id)
                 known = best.get(place)
                 if blocks and (known is None or running.end_s < known.running.end_s):

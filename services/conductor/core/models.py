@@ -123,7 +123,9 @@ class ServedModel:
 
     def wait_s(self, info: InstanceInfo, expected_s: float) -> float:
         """The time limit of a leg that waits for blocks of the instance."""
-        heard = max(self.prefill(info).count, self.prefill_counts[kind_of(info)])
+        kind = kind_of(info)
+        learner = self.prefills.get(kind)
+        heard = max(learner.count if learner is not None else 0, self.prefill_counts[kind])
         return self.landings.wait_s(expected_s, heard)
 
     def prefilled(self, info: InstanceInfo) -> None:

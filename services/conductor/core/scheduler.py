@@ -69,6 +69,9 @@ SHORT_PROOF_S = 5.0
 LOST_AFTER_S = 10.0  # and sent so long ago
 UNPACKED_MAX = 64  # records whose candidates are made later
 _SECONDS_IN_FLIGHT_MAX = 600.0
+_AFFINITY_WORDS = (2 ** np.arange(17) - 1) * (
+    KEY_BYTES // 8
+)  # where the keys of blocks 1, 2, 4, 8, ... begin
 
 
 class Scheduler:
@@ -125,9 +128,8 @@ class Scheduler:
         if lost is not None:
             self._lose(instance, now_s)
             self.models.restarted(instance)
-            for active in self.work.touching(
-                info.instance_id
-            ):  # what it generated ended with the former engine
+            # What it generated ended with the former engine.
+            for active in self.work.touching(info.instance_id):
                 if active.decoder == info.instance_id:
                     self.close(active.decision_id, DecisionState.LOST, now_s)
         return instance
@@ -227,7 +229,8 @@ class Scheduler:
             return self._refuse(arrival, Reason.UNKNOWN_MODEL, text)
         group, block_tokens = model.group(request.group, self.registry)
         takes = model.book.takes(request.prompt_tokens)
-        if not takes.any():
+        all_take = takes.all()
+        if not all_take and not takes.any():
             longest = model.longest()
             text = (
                 f"The prompt has {request.prompt_tokens} tokens; {request.model!r} takes less than {longest}."
@@ -235,13 +238,14 @@ class Scheduler:
             return self._refuse(arrival, Reason.TOO_LONG, text)
         policy_request = self._policy_request(arrival, model, group, block_tokens, kept[0])
         fleet = model.book.view(now_s)
-        if not takes.all():
+        if not all_take:
             fleet = replace(fleet, ready=fleet.ready & takes)
         choice = self.policy.choose(policy_request, fleet, self.settings.rules, self._rng)
         model.asked.ask(crowding.cost_s(choice), now_s)
         policy_request, choice, avoided = self._landing(model, policy_request, fleet, choice, now_s)
         planned = PlannedRequest(arrival, policy_request, choice, fleet, block_tokens)
-        decision = self._record(replace(planned, store_node=self._store_node(planned, kept[1])))
+        planned.store_node = self._store_node(planned, kept[1])
+        decision = self._record(planned)
         if choice.admitted:
             decision.avoided = avoided
             self._set_waits(model, decision)
@@ -277,13 +281,12 @@ class Scheduler:
             running = self.in_flight.get(choice.awaited.decision_id) if choice.awaited is not None else None
             return running.store_node if running is not None else NO_NODE
         instance = self.registry.get(fleet.names[choice.decode])
-        if instance is None:
+        nodes = planned.arrival.pool.nodes
+        if instance is None or instance.info.host_id not in nodes:
             return NO_NODE
         others = nodes_of_makers(request.awaited, self.in_flight, planned.pool_tokens, planned.block_tokens)
-        arrival = planned.arrival
-        return handover_node(
-            arrival.pool.nodes, instance.info.host_id, arrival.request.keys, kept=kept, others=others
-        )
+        keys = planned.arrival.request.keys
+        return handover_node(nodes, instance.info.host_id, keys, kept=kept, others=others)
 
     def _set_waits(self, model: ServedModel, decision: Decision) -> None:
         """How long legs wait for blocks."""
@@ -308,13 +311,14 @@ class Scheduler:
         pool_tokens = min(arrival.pool.blocks * block_tokens, cacheable)
         local = np.zeros(len(model.book), dtype=np.int64)
         if request.keys:
-            known = model.row_of_holder
-            held = {
-                known[holder]: blocks
-                for holder, blocks in self.cache.leading(request.keys).items()
-                if holder in known
-            }
-            local[list(held)] = np.minimum(np.array(list(held.values()), np.int64) * block_tokens, cacheable)
+            held, known = self.cache.leading(request.keys), model.row_of_holder
+            try:
+                rows = [known[holder] for holder in held]
+            except KeyError:  # an instance of another model
+                held = {holder: held[holder] for holder in held if holder in known}
+                rows = [known[holder] for holder in held]
+            tokens = np.fromiter(held.values(), np.int64, len(held)) * block_tokens
+            local[rows] = np.minimum(tokens, cacheable, out=tokens)
         settings = self.settings
         self._number += 1
         return Request(
@@ -490,9 +494,5 @@ class Scheduler:
 
 def affinity(keys: bytes) -> tuple[int, ...]:
     """Numbers that name the prefix after 1, 2, 4, 8, ... blocks and as a whole."""
-    count = len(keys) // KEY_BYTES
-    found, at = [], 1
-    while at <= min(count, 1 << 16):
-        found.append(int.from_bytes(keys[(at - 1) * KEY_BYTES : (at - 1) * KEY_BYTES + 8], "little"))
-        at *= 2
-    return tuple(found)
+    words = np.frombuffer(keys or bytes(KEY_BYTES), dtype="<u8")
+    return tuple(words[_AFFINITY_WORDS[: (len(keys) // KEY_BYTES).bit_length()]].tolist())

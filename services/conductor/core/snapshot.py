@@ -7,8 +7,10 @@ original ones by rounding only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -22,6 +24,8 @@ _COLUMNS = tuple(field.name for field in fields(Fleet) if field.name not in _SKI
 _WHOLE = ("role", "queue_prompts", "pipeline")
 _FLAGS = ("ready", "pool", "tail")
 _LAST_S = 30.0
+_columns_of = attrgetter(*_COLUMNS)
+Moments = tuple[float, float, float]
 _PLAIN = tuple(
     field.name for field in fields(Request) if field.name not in ("local", "sources", "awaited", "exclude")
 )
@@ -74,40 +78,45 @@ class Snapshot(msgspec.Struct, frozen=True):
         )
         plain = dict(self.request)
         plain["affinity"] = tuple(plain["affinity"])
-        plain["demand"] = tuple(tuple(asked_s) for asked_s in plain["demand"])
+        plain["demand"] = tuple(map(tuple, plain["demand"]))
         found = Request(local=local, sources=sources, awaited=awaited, **plain)
         return replace(found, keep_decode=place.get(found.keep_decode, NO_ROW))
 
 
-def between(times: tuple[float, float, float], table: Floats) -> Callable[[float], tuple[Floats, Floats]]:
-    """The decode load ahead as a function of the time, straight between three moments."""
+def between(times: Moments, table: Floats) -> Callable[[Sequence[float]], Floats]:
+    """The decode load ahead as a function of moments, straight between three that are known."""
 
-    def predict(after_s: float) -> tuple[Floats, Floats]:
-        at = int(np.searchsorted(times, after_s, side="right")) - 1
-        if at >= 2:
-            return table[2, 0], table[2, 1]
-        if at < 0:
-            return table[0, 0], table[0, 1]
+    def expected(after_s: float) -> Floats:
+        at = bisect_right(times, after_s) - 1
+        if at >= 2 or at < 0:
+            known: Floats = table[max(at, 0)]
+            return known
         gap = times[at + 1] - times[at]
         share = (after_s - times[at]) / gap if gap > 0 else 0.0
-        found = table[at] * (1 - share) + table[at + 1] * share
-        return found[0], found[1]
+        found: Floats = table[at] * (1 - share) + table[at + 1] * share
+        return found
+
+    def predict(moments_s: Sequence[float]) -> Floats:
+        return table if moments_s == times else np.array([expected(after_s) for after_s in moments_s])
 
     return predict
 
 
-def copied(fleet: Fleet, at_s: float) -> Fleet:
-    """The fleet with columns of its own, which the next event does not change.
+def _moments(at_s: float) -> Moments:
+    """The moments for which the decode load is kept.
 
-    at_s: when the KV of the chosen option would be there; the decode load is kept exactly for that moment.
+    at_s: when the KV of the chosen option would be there; the load is exact for that moment.
     """
     middle_s = min(max(at_s, 0.0), 2 * _LAST_S)
-    moments = (0.0, middle_s, max(_LAST_S, middle_s))
-    ahead = np.empty((3, 2, len(fleet)))
-    for at, moment_s in enumerate(moments):
-        ahead[at, 0], ahead[at, 1] = fleet.decode_at(moment_s)
-    columns = {name: getattr(fleet, name).copy() for name in _COLUMNS}
-    return Fleet(now_s=fleet.now_s, names=list(fleet.names), predict=between(moments, ahead), **columns)
+    return 0.0, middle_s, max(_LAST_S, middle_s)
+
+
+def copied(fleet: Fleet, at_s: float) -> Fleet:
+    """The fleet with columns of its own, which the next event does not change. at_s: as for `take`."""
+    moments = _moments(at_s)
+    columns = dict(zip(_COLUMNS, map(np.ndarray.copy, _columns_of(fleet)), strict=True))
+    predict = between(moments, fleet.predict(moments))
+    return Fleet(now_s=fleet.now_s, names=list(fleet.names), predict=predict, **columns)
 
 
 def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) -> Snapshot:
@@ -122,12 +131,8 @@ def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) 
     table = np.empty((len(_COLUMNS), len(rows)), dtype=np.float32)
     for at, name in enumerate(_COLUMNS):
         table[at] = getattr(fleet, name)[rows]
-    middle_s = min(max(at_s, 0.0), 2 * _LAST_S)
-    moments = (0.0, middle_s, max(_LAST_S, middle_s))
-    ahead = np.empty((3, 2, len(rows)), dtype=np.float32)
-    for at, moment_s in enumerate(moments):
-        sequences, kv_tokens = fleet.decode_at(moment_s)
-        ahead[at, 0], ahead[at, 1] = sequences[rows], kv_tokens[rows]
+    moments = _moments(at_s)
+    ahead = fleet.predict(moments).astype(np.float32).take(rows, axis=2)
     return Snapshot(
         [fleet.names[row] for row in rows],
         rows.tolist(),
@@ -136,7 +141,7 @@ def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) 
         request.local[rows].astype(np.int64).tobytes(),
         moments,
         ahead.tobytes(),
-        {name: getattr(request, name) for name in _PLAIN},
+        {name: getattr(request, name) for name in _PLAIN} | {"demand": tuple(request.demand)},
         [(s.row, s.tokens, s.tokens_per_s) for s in request.sources],
         [(a.tokens, a.ready_in_s, a.row, a.decision_id, a.pool) for a in request.awaited],
     )

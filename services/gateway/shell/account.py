@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Final
+
+import msgspec
 
 from mooncache.gateway.core.answer import StreamEditor, TokenUsage, settled_cached_tokens
 from mooncache.gateway.core.body import InferenceRequest
@@ -148,6 +149,6 @@ def _leg_report(record: LegRecord) -> pb.LegReport:
         sent_ms=record.sent_ms,
         ended_ms=record.ended_ms,
         code=record.code,
-        usage=None if record.usage is None else pb.TokenUsage(**asdict(record.usage)),
+        usage=None if record.usage is None else pb.TokenUsage(**msgspec.to_builtins(record.usage)),
         cache=None if record.cache is None else cache_message(record.cache),
     )

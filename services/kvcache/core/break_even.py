@@ -212,7 +212,7 @@ class PathSpeed:
         self._line.observe(size_bytes, seconds, sure=self._cuts >= CUTS_MAX)
 
     def seconds(self, size_bytes: int) -> float | None:
-        """See `LoadSpeed.seconds`. What is known of a slow path comes from small loads, and is believed for all."""
+        """As `LoadSpeed.seconds`. What is known of a slow path comes from small loads, and is believed for all."""
         return self._line.seconds(size_bytes, float("inf") if self.is_slow else REACH)
 
     def judge(self, size_bytes: int, compute_s: float) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from mooncache.conductor.core.policy.fleet import Fleet, FleetSummary
+from mooncache.conductor.core.policy.fleet import Even, Fleet, FleetSummary
 from mooncache.conductor.core.policy.types import NO_ROW, Bools, Choice, Floats, Ints, Reason, Request, Rules
 
 if TYPE_CHECKING:
@@ -135,8 +135,12 @@ def handovers_s(request: Request, fleet: Fleet) -> Floats:
         missing = np.maximum(request.cacheable_tokens - request.local, 0)
         seconds = np.where(missing > 0, fleet.handover_s + missing / fleet.handover_tokens_per_s, 0.0)
     if summary.tails:
-        prefix = np.maximum(request.local, request.cacheable_tokens)
-        seconds = seconds + np.where(fleet.tail, fleet.prefill_s(request.prompt_tokens, prefix), 0.0)
+        n, cacheable = request.prompt_tokens, request.cacheable_tokens
+        if most(request.local) <= cacheable:
+            tail_s: Even = fleet.prefill_same_s(n, cacheable)
+        else:
+            tail_s = fleet.prefill_s(n, np.maximum(request.local, cacheable))
+        seconds = seconds + np.where(fleet.tail, tail_s, 0.0)
     return seconds
 
 

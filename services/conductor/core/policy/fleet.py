@@ -156,8 +156,8 @@ class Fleet:
     handover_tokens_per_s: Floats  # rate of what is loaded then
     tail: Bools  # the decode instance computes what is behind the last complete block
     pipeline: Ints  # number of the group that can compute one prompt together, -1 for none
-    predict: Callable[[float], tuple[Floats, Floats]]
-    """(seconds from now) -> (sequences, KV tokens) that are being decoded then."""
+    predict: Callable[[Sequence[float]], Floats]
+    """(moments, in seconds from now) -> table: moment, (sequences, KV tokens) that are being decoded then, row."""
     generating_s: float = 0.0  # time that all answers so far were expected to add to steps of their batches
     cached_summary: FleetSummary | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -173,7 +173,8 @@ class Fleet:
 
     def decode_at(self, after_s: float) -> tuple[Floats, Floats]:
         """The sequences and their KV tokens that each row will decode in `after_s` seconds."""
-        return self.predict(after_s)
+        (sequences, kv_tokens), *_ = self.predict((after_s,))
+        return sequences, kv_tokens
 
     def prefill_s(self, n: int, p: Ints | Floats) -> Floats:
         """The time of a prompt of n tokens of which each row has p; at least one is computed."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooncache.conductor.core.policy.common import QUIET, most
+from mooncache.conductor.core.policy.common import most
 from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
@@ -80,22 +80,21 @@ def _waits(
     for need, limit in limits:
         sent = need(fleet.sequences, fleet.kv_tokens, fleet)
         own = need(request.sequences, request.kv_tokens, fleet)
-        full = (sent + own > limit) & (limit > 0)
+        wanted = sent + own
+        full = (wanted > limit) & (limit > 0)
+        full &= sent > 0
         if full.any():
-            full &= sent > 0
-        if full.any():
-            over.append((np.where(full, np.minimum(sent + own - limit, sent), 0.0), need, limit))
-            share = np.minimum(np.where(full, limit / (sent + own), 1.0), share)
+            over.append((np.where(full, np.minimum(wanted - limit, sent), 0.0), need, limit))
+            share = np.minimum(np.where(full, limit / wanted, 1.0), share)
     if not over:
         return None, 1.0
     return _waiting_s(request, fleet, at_s, over, share), share
 
 
-@QUIET
 def _waiting_s(
     request: Request, fleet: Fleet, at_s: float, over: list[tuple[Floats, Need, Even]], share: Floats | float
 ) -> Floats:
-    """The wait for a place; over: the excess over each limit."""
+    """The wait for a place; over: the excess over each limit. Policies are `QUIET`, a limit may be 0."""
     # What stayed so far was in emptier batches, and long answers have not ended yet.
     full_step_s = fleet.tbt_s(fleet.sequences * share, fleet.kv_tokens * share)
     stay_s = np.maximum(fleet.stay_s, request.output_tokens * full_step_s)

@@ -6,6 +6,7 @@ that a decision can be recorded, replayed and simulated exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -132,7 +133,7 @@ class Request:
     priority: int = 0
     tenant_share: float = 1.0  # the tenant's recent uncached tokens over its fair share
     lateness: float = 0.0  # share by which first tokens that wait may come later than predicted, as learnt
-    demand: tuple[tuple[float, ...], ...] = ()
+    demand: Iterable[tuple[float, ...]] = ()
     """Seconds of computing asked for lately, by all up to each bucket of cost, for each memory (`crowding`)."""
     number: int = 0  # running number (round robin)
     affinity: tuple[int, ...] = ()  # numbers that name the prefix after 1, 2, 4, 8, ... blocks (DualMap)
