@@ -14,12 +14,38 @@ import tempfile
 from pathlib import Path
 
 STUB = Path(__file__).resolve().parent.parent / "services" / "_native.pyi"
+# What containers hold, and that blocks are buffers, which the bindings say in words only.
+CONTENTS = {
+    "config: dict)": "config: dict[str, Any])",
+    "settings: dict)": "settings: dict[str, Any])",
+    "options: dict)": "options: dict[str, Any])",
+    "nodes: list)": "nodes: list[dict[str, object]])",
+    "nodes: list,": "nodes: list[dict[str, object]],",
+    "dict | None]": "dict[str, Any] | None]",
+    "table: list,": "table: list[tuple[int, str, bytes]],",
+    "wanted: int) -> tuple:": "wanted: int) -> tuple[bool, int, str]:",
+    "rails: list, peer: object,": "rails: list[tuple[str, bytes]], peer: tuple[str, bytes],",
+    "def slot(self, number: int) -> tuple:": "def slot(self, number: int) -> tuple[int, int]:",
+    'size: int) -> tuple:\n        """(handle': 'size: int) -> tuple[bytes, int]:\n        """(handle',
+    "size: int) -> tuple:": "size: int) -> tuple[int, int, int]:",
+    "node: int | None = None) -> list:": "node: int | None = None) -> list[ReceivedBlock | bytes | int]:",
+    'goes back with the object.\n    """\n': 'goes back with the object.\n    """\n\n'
+    "    def __buffer__(self, flags: int, /) -> memoryview: ...\n",
+    "-> list:": "-> list[dict[str, Any]]:",
+    "-> dict:": "-> dict[str, Any]:",
+}
 
 
 def generate(target: Path) -> str:
     command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "mooncache._native", "-o", str(target)]
     subprocess.run(command, check=True)
-    return target.read_text(encoding="utf-8")
+    text = target.read_text(encoding="utf-8")
+    for bare, whole in CONTENTS.items():
+        if bare not in text:
+            raise SystemExit(f"nothing in the extension is declared as {bare!r}; remove it from CONTENTS")
+        text = text.replace(bare, whole)
+    target.write_text(text, encoding="utf-8")
+    return text
 
 
 def declarations(text: str) -> str:

@@ -157,7 +157,7 @@ class StoreServer:
     Data-plane server of a store node and its store. Calls that fail as a whole raise RuntimeError(code, name, message); batches report one code per key.
     """
 
-    def __init__(self, config: dict) -> None: ...
+    def __init__(self, config: dict[str, Any]) -> None: ...
 
     def start(self) -> None: ...
 
@@ -172,7 +172,7 @@ class StoreServer:
 
     def stats(self) -> dict[str, int]: ...
 
-    def latency_histograms(self) -> dict: ...
+    def latency_histograms(self) -> dict[str, Any]: ...
 
     def rails(self) -> list[dict[str, Any]]: ...
 
@@ -227,7 +227,7 @@ class StagedTally:
     @property
     def bytes(self) -> int: ...
 
-def place(key: object, nodes: list, host_id: str, count: int) -> list[int]:
+def place(key: object, nodes: list[dict[str, object]], host_id: str, count: int) -> list[int]:
     """Positions of the nodes for a block, best first."""
 
 class Client:
@@ -235,9 +235,9 @@ class Client:
     Cluster client. Failed calls raise RuntimeError(code, name, message); batches report one code per item.
     """
 
-    def __init__(self, config: dict) -> None: ...
+    def __init__(self, config: dict[str, Any]) -> None: ...
 
-    def set_map(self, epoch: int, nodes: list) -> bool:
+    def set_map(self, epoch: int, nodes: list[dict[str, object]]) -> bool:
         """False when the map is older than the one in use."""
 
     @property
@@ -254,7 +254,7 @@ class Client:
     def get_bytes(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[bytes | int]:
         """-> list of bytes, or of the code (int) where there is no block"""
 
-    def get_lent(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list:
+    def get_lent(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[ReceivedBlock | bytes | int]:
         """
         -> list of ReceivedBlock, of bytes where no memory was left to lend, of the code (int) where there is no block
         """
@@ -292,7 +292,7 @@ class Client:
 
     def unpin(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[int]: ...
 
-    def stat(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[dict | None]:
+    def stat(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[dict[str, Any] | None]:
         """-> list of dict, None where there is no block"""
 
     def list_blocks(self, node: int, cursor: int = 0, limit: int = 1000, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> tuple[int, list[tuple[bytes, int, int, int]]]:
@@ -319,7 +319,7 @@ class Client:
     def transports(self) -> list[tuple[str, str, str]]:
         """-> [(name, state, reason)], best first; opens nothing."""
 
-    def latency_histograms(self) -> dict:
+    def latency_histograms(self) -> dict[str, Any]:
         """
         name -> {counts, count, sum_us}; bucket i counts latencies below 2**i microseconds
         """
@@ -330,6 +330,8 @@ class ReceivedBlock:
     """
     A block in memory that the client lends, read-only; it goes back with the object.
     """
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Registration:
     """A buffer that devices may use in place, until close()."""
@@ -421,7 +423,7 @@ class GpuStager:
     @property
     def how(self) -> str: ...
 
-    def slot(self, number: int) -> tuple:
+    def slot(self, number: int) -> tuple[int, int]:
         """(address, bytes) of a pinned buffer, valid as long as this object."""
 
     def follow(self, slot: int, event: int) -> None:
@@ -457,24 +459,24 @@ class GpuDevice:
 
     def release(self, address: int) -> None: ...
 
-    def share(self, address: int, size: int) -> tuple:
+    def share(self, address: int, size: int) -> tuple[bytes, int]:
         """(handle, offset) for attach() in another process of this host."""
 
     def attach(self, handle: bytes, offset: int) -> int: ...
 
     def detach(self, address: int) -> None: ...
 
-    def export_dma_buf(self, address: int, size: int) -> tuple:
+    def export_dma_buf(self, address: int, size: int) -> tuple[int, int, int]:
         """
         (fd, offset, length) for a device on the same bus; the caller closes fd.
         """
 
-def rdma_ports(settings: dict) -> list:
+def rdma_ports(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """
     The RDMA ports as a client or node with these settings sees them: device, port, usable, reason (why not), link_layer, gid, gid_index, gid_reason, mtu_bytes, megabits_per_s, gpu_direct (how it would reach GPU memory, and why not better). Raises RuntimeError(code, name, message).
     """
 
-def rdma_address(link_layer: str, table: list, wanted: int) -> tuple:
+def rdma_address(link_layer: str, table: list[tuple[int, str, bytes]], wanted: int) -> tuple[bool, int, str]:
     """
     Which address of a port is used: [(index, kind, GID)] -> (usable, index, why this one or why none). Kinds: InfiniBand, RoCE v1, RoCE v2; `wanted`: only this index, -1 = any.
     """
@@ -489,12 +491,12 @@ def rdma_order(rails: Sequence[tuple[int, bool]]) -> list[int]:
     Positions of the rails (Mbit/s, far from the memory) in the order in which a client that is idle takes them for a connection.
     """
 
-def rdma_answer(rails: list, peer: object, used: Sequence[int]) -> int | None:
+def rdma_answer(rails: list[tuple[str, bytes]], peer: tuple[str, bytes], used: Sequence[int]) -> int | None:
     """
     Position of the rail (link layer, GID) that a node answers the peer's with; `used`: how much each has to do already. None: none reaches it.
     """
 
-def transfer_probe(options: dict) -> dict:
+def transfer_probe(options: dict[str, Any]) -> dict[str, Any]:
     """
     One measurement of a transport against a node: bytes, seconds, cpu_seconds of the moving threads, batch_us of each batch. Raises RuntimeError(code, name, message).
     """

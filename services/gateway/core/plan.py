@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
 from mooncache.gateway.core.answer import TokenUsage, cached_of_leg
@@ -43,13 +42,6 @@ class RequestPlan:
     hit_tokens: int = 0  # leading prompt tokens that a cache held when the plan was made
     store_node: str = ""  # id of the pool's node through which the legs hand blocks over; "": any
     shard_blocks: int = 0  # leading blocks whose keys of the other shards the conductor wants
-
-
-class WaitCut(StrEnum):
-    """Why a decode leg is sent again with nothing to wait for."""
-
-    NOT_COME = "not_come"
-    """The pool says so, when the time for the blocks is up."""
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from mooncache.gateway.core.next_step import (
     prefill_may_follow,
     wants_plan,
 )
-from mooncache.gateway.core.plan import Handover, LegPlan, LegRecord, WaitCut, complete_tokens
+from mooncache.gateway.core.plan import Handover, LegPlan, LegRecord, complete_tokens
 from mooncache.gateway.shell.account import Account
 from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.engines import AnswerTooLarge, DecodeStream, Prefilled, open_decode, run_prefill
@@ -37,6 +37,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 
 _LATE_PREFILL_S: Final = 0.05
+_NOT_COME: Final = "not_come"  # label: the pool says so, when the time for the blocks is up
 
 Answer = TypeVar("Answer")
 
@@ -338,7 +339,7 @@ class LegRunner:
         if there is None or there >= blocks or self.decode.state.has_ended:
             return
         to = replace(self._planner.plan.decode, wait_tokens=0, wait_ms=0)
-        tokens, reason = self._handover.awaited_tokens, WaitCut.NOT_COME
+        tokens, reason = self._handover.awaited_tokens, _NOT_COME
         log.warning(Event.HANDOVER_MISSED, instance=to.instance_id, reason=reason, tokens=tokens)
         self._state.stats.waits_cut.labels(reason).inc()
         self._decode_alone(to)  # what the pool has by now it finds

@@ -66,7 +66,7 @@ def verdict_of(port: Port) -> Verdict:
         return port.verdict
     if not port.active:
         return Verdict(False, _NOT_ACTIVE)
-    table = [
+    table: list[tuple[int, str, bytes]] = [
         (gid.index, LinkLayer.INFINIBAND if gid.kind == GidKind.IB else gid.kind, gid.packed)
         for gid in port.gids
     ]
