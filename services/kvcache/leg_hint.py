@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import cache
 from typing import Any, Self
 
 import msgspec
@@ -126,15 +127,21 @@ def _known(cls: type, params: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         return {}
     found: dict[str, Any] = {}
-    for field in fields(cls):
-        value = given.get(field.name)
-        if field.type == "str":
+    for name, kind in _kinds(cls).items():
+        value = given.get(name)
+        if kind == "str":
             if isinstance(value, str) and len(value) <= 256:
-                found[field.name] = value
-        elif field.type == "LegRole | None":
-            found[field.name] = LegRole(value) if isinstance(value, str) and value in _ROLES else None
-        elif field.type == "CacheOutcome":
-            found[field.name] = CacheOutcome.parse(value) if isinstance(value, str) else CacheOutcome.UNKNOWN
+                found[name] = value
+        elif kind == "LegRole | None":
+            found[name] = LegRole(value) if isinstance(value, str) and value in _ROLES else None
+        elif kind == "CacheOutcome":
+            found[name] = CacheOutcome.parse(value) if isinstance(value, str) else CacheOutcome.UNKNOWN
         elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:
-            found[field.name] = int(value) if field.type == "int" else float(value)
+            found[name] = int(value) if kind == "int" else float(value)
     return found
+
+
+@cache
+def _kinds(cls: type) -> dict[str, Any]:
+    """The types of the fields, by name."""
+    return {field.name: field.type for field in fields(cls)}

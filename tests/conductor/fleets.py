@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mooncache.conductor.core.fleet_book import FleetBook, InstanceShape
 from mooncache.conductor.core.policy import find
-from mooncache.conductor.core.policy.fleet import ROLES, Fleet
+from mooncache.conductor.core.policy.fleet import DECODE, ROLES, Fleet
 from mooncache.conductor.core.policy.types import (
     NO_ROW,
     AdmissionMode,
@@ -56,6 +57,14 @@ class Row:
 
     def but(self, **fields: Any) -> Row:
         return replace(self, **fields)
+
+
+def pair() -> FleetBook:
+    """A book of a prefill and a decode instance."""
+    book = FleetBook()
+    book.add("p", InstanceShape())
+    book.add("d", InstanceShape(role=DECODE))
+    return book
 
 
 def fleet(*rows: Row) -> Fleet:

@@ -29,7 +29,7 @@ from mooncache.conductor.core.policy.types import (
     Rules,
     TransferCost,
 )
-from tests.conductor.fleets import Row, fleet, request
+from tests.conductor.fleets import Row, fleet, pair, request
 
 NOTHING = np.zeros(2, dtype=np.int64)
 
@@ -38,13 +38,6 @@ def assignment(name: str, compute_s: float = 2.0, **choice: object) -> Assignmen
     asked = Request(prompt_tokens=1000, local=NOTHING, output_tokens=100.0)
     made = Choice(True, "admitted", prefill=0, decode=1, compute_s=compute_s, ttft_s=compute_s, tbt_s=0.05)
     return Assignment(name, replace(made, **choice), asked)  # type: ignore[arg-type]
-
-
-def pair() -> FleetBook:
-    book = FleetBook()
-    book.add("p", InstanceShape())
-    book.add("d", InstanceShape(role=DECODE))
-    return book
 
 
 def test_queue_is_what_is_left_of_pending_prefills() -> None:

@@ -14,9 +14,9 @@ import pytest
 from mooncache import errors
 from mooncache.conductor.background import replicate_prefixes
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
-from mooncache.conductor.core.fleet_book import Assignment, FleetBook, InstanceShape
+from mooncache.conductor.core.fleet_book import Assignment, InstanceShape
 from mooncache.conductor.core.hot_prefixes import HotPrefixes, Speed
-from mooncache.conductor.core.policy.fleet import DECODE, PREFILL
+from mooncache.conductor.core.policy.fleet import PREFILL
 from mooncache.conductor.core.policy.types import Branch, Choice, Request, TransferCost
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
@@ -26,17 +26,10 @@ from mooncache.conductor.state import native_index
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.leg_hint import CacheReport, LegRole
 from mooncache.runtime.metrics import Metrics
-from tests.conductor.fleets import Row, choose
+from tests.conductor.fleets import Row, choose, pair
 from tests.conductor.support import BLOCK, chain, scheduler_settings
 
 NOTHING = np.zeros(2, dtype=np.int64)
-
-
-def pair() -> FleetBook:
-    book = FleetBook()
-    book.add("p", InstanceShape())
-    book.add("d", InstanceShape(role=DECODE))
-    return book
 
 
 def assignment(name: str, output_tokens: float = 100.0, **choice: object) -> Assignment:

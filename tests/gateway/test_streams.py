@@ -186,13 +186,14 @@ def stand_in_refusal() -> Any:
     return pb.ScheduleResponse(admitted=False, reason=pb.ADMISSION_REASON_NO_INSTANCE, message="none left")
 
 
-async def test_whole_request_has_a_limit(tmp_path: Path, http: aiohttp.ClientSession) -> None:
-    async def endless(_engine: FakeEngine, request: web.Request, _body: dict[str, Any]) -> Any:
-        response = await begin(request)
-        while True:
-            await send(response, chunk("more"))
-            await asyncio.sleep(0.01)
+async def endless(_engine: FakeEngine, request: web.Request, _body: dict[str, Any]) -> Any:
+    response = await begin(request)
+    while True:
+        await send(response, chunk("more"))
+        await asyncio.sleep(0.01)
 
+
+async def test_whole_request_has_a_limit(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with running(tmp_path, [FakeEngine("e", behave=endless)], gateway__request_timeout_s=0.5) as bench:
         _, text = await read(bench, http)
         assert events(text)[-2]["error"]["code"] == "engine_timeout"
@@ -223,12 +224,6 @@ async def test_client_that_takes_nothing_is_given_up(tmp_path: Path, monkeypatch
 async def test_client_that_leaves_in_the_middle_stops_the_engine(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
-    async def endless(_engine: FakeEngine, request: web.Request, _body: dict[str, Any]) -> Any:
-        response = await begin(request)
-        while True:
-            await send(response, chunk("more"))
-            await asyncio.sleep(0.01)
-
     async with running(tmp_path, [FakeEngine("e", behave=endless)]) as bench:
         response = await http.post(bench.url + "/v1/chat/completions", json=BODY, headers=bench.auth())
         await response.content.readany()
