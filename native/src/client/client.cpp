@@ -282,29 +282,6 @@ void Client::close() {
   impl_->reservation_lanes.clear();
 }
 
-Status Client::put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
-                   std::span<PutOutcome> outcomes) {
-  const auto start = Deadline::Clock::now();
-  Status status = impl_->put(blocks, replicas, options, outcomes);
-  impl_->counters.time(Timed::kPut, Deadline::Clock::now() - start);
-  return status;
-}
-
-Status Client::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
-                   std::span<GetOutcome> outcomes) {
-  const auto start = Deadline::Clock::now();
-  Status status = impl_->get(blocks, how, options, outcomes);
-  impl_->counters.time(Timed::kGet, Deadline::Clock::now() - start);
-  return status;
-}
-
-Result<MatchReport> Client::match(std::span<const Key> keys, bool touch, const CallOptions& options) {
-  const auto start = Deadline::Clock::now();
-  auto report = impl_->match(keys, touch, options);
-  impl_->counters.time(Timed::kMatch, Deadline::Clock::now() - start);
-  return report;
-}
-
 Status Client::register_buffer(Slice memory) {
   if (Status status = impl_->usable(); !status) return status;
   return impl_->buffers->add(memory);

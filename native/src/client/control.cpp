@@ -107,9 +107,10 @@ Status Client::Impl::one_call(uint32_t index, const CallProgram::Call& call, con
       return Status::ok();
     });
   };
-  const auto start = Deadline::Clock::now();
-  run(std::span(&task, 1), options, true);
-  counters.time(Timed::kControl, Deadline::Clock::now() - start);
+  {
+    const CallTimer timer(counters, Timed::kControl);
+    run(std::span(&task, 1), options, true);
+  }
   return task.status ? answer : task.status;
 }
 
@@ -132,6 +133,11 @@ std::vector<Nearest> Client::Impl::ask_holders(const NodeMap& map, std::span<con
       },
       ends);
   return nearest;
+}
+
+Result<MatchReport> Client::match(std::span<const Key> keys, bool touch, const CallOptions& options) {
+  const CallTimer timer(impl_->counters, Timed::kMatch);
+  return impl_->match(keys, touch, options);
 }
 
 Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, const CallOptions& options) {

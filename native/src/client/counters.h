@@ -145,4 +145,18 @@ class Counters {
   std::array<Histogram, static_cast<size_t>(Timed::kCount)> histograms_{};
 };
 
+// Times a call until it returns.
+class CallTimer {
+ public:
+  CallTimer(Counters& counters, Timed what) : counters_(counters), what_(what) {}
+  ~CallTimer() { counters_.time(what_, std::chrono::steady_clock::now() - start_); }
+  CallTimer(const CallTimer&) = delete;
+  CallTimer& operator=(const CallTimer&) = delete;
+
+ private:
+  Counters& counters_;
+  const Timed what_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 }  // namespace mooncache

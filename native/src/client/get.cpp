@@ -465,6 +465,12 @@ class GetCall {
 
 }  // namespace
 
+Status Client::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
+                   std::span<GetOutcome> outcomes) {
+  const CallTimer timer(impl_->counters, Timed::kGet);
+  return impl_->get(blocks, how, options, outcomes);
+}
+
 Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
                          std::span<GetOutcome> outcomes) {
   if (Status status = check_call(blocks.size(), options); !status) return status;

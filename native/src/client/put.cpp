@@ -240,6 +240,12 @@ class PutCall {
 
 }  // namespace
 
+Status Client::put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
+                   std::span<PutOutcome> outcomes) {
+  const CallTimer timer(impl_->counters, Timed::kPut);
+  return impl_->put(blocks, replicas, options, outcomes);
+}
+
 Status Client::Impl::put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,
                          std::span<PutOutcome> outcomes) {
   if (Status status = check_call(blocks.size(), options); !status) return status;

@@ -212,7 +212,7 @@ namespace ops {
 // ops_auth.cpp: who the peer is.
 Next hello(PeerSession& session, wire::Meta meta);
 Next auth(PeerSession& session, wire::Meta meta);
-// ops_write.cpp: how blocks come in.
+// inbound.cpp (PUT, WRITE) and ops_write.cpp: how blocks come in.
 Next put(PeerSession& session, wire::Meta meta);
 Next reserve(PeerSession& session, wire::Meta meta);
 Next write(PeerSession& session, wire::Meta meta);

@@ -1,4 +1,4 @@
-// PUT, RESERVE, WRITE, COMMIT, ABORT: how blocks come in.
+// RESERVE, COMMIT, ABORT: how blocks come in, beside PUT and WRITE (inbound.cpp).
 #include <utility>
 
 #include "base/free_memory.h"
@@ -12,44 +12,7 @@ wire::WireExtent wire_extent(uint64_t grant, const Extent& extent) {
   return {grant, extent.segment, extent.slot, extent.generation, extent.offset, extent.size};
 }
 
-std::optional<std::vector<wire::ReservedRange>> ranges_of_one_reservation(wire::Meta meta) {
-  const auto request = wire::WriteRequest::decode(meta);
-  if (!request) return std::nullopt;
-  std::vector<wire::ReservedRange> ranges;
-  ranges.reserve(request->ranges.size());
-  for (const wire::WriteRange& range : request->ranges) ranges.push_back({request->reservation, range});
-  return ranges;
-}
-
 }  // namespace
-
-// PUT and WRITE -----------------------------------------------------------------------------------------
-
-Next ops::put(PeerSession& session, wire::Meta meta) {
-  auto items = wire::decode_all_items<wire::PutItem>(meta);
-  if (!items) return session.malformed();
-  const auto total = wire::payload_bytes(std::span<const wire::PutItem>(*items));
-  if (!total || *total != session.request.payload_bytes) {
-    return session.refuse(Code::kProtocolError, "the payload is not as long as the items of PUT say",
-                          CloseReason::kProtocol);
-  }
-  session.progress.restart(session.now_ms());
-  return session.begin(Inbound::put(std::move(*items)), 0);
-}
-
-Next ops::write(PeerSession& session, wire::Meta meta) {
-  const bool several = (session.request.flags & wire::kFlagSeveral) != 0;
-  const auto ranges =
-      several ? wire::decode_all_items<wire::ReservedRange>(meta) : ranges_of_one_reservation(meta);
-  if (!ranges) return session.malformed();
-  const auto total = wire::payload_bytes(std::span<const wire::ReservedRange>(*ranges));
-  if (!total || *total != session.request.payload_bytes) {
-    return session.refuse(Code::kProtocolError, "the payload is not as long as the ranges of WRITE say",
-                          CloseReason::kProtocol);
-  }
-  session.progress.restart(session.now_ms());
-  return session.begin(Inbound::write(session, *ranges), 0);
-}
 
 // RESERVE -----------------------------------------------------------------------------------------------
 
