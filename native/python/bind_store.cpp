@@ -124,6 +124,11 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
   if (name == "ssd_bytes") return set_number("ssd_bytes", value, config.disk.bytes), true;
   if (name == "ssd_write_bytes_per_s")
     return set_number("ssd_write_bytes_per_s", value, config.disk.write_bytes_per_s), true;
+  if (name == "keep_memory") return set_number("keep_memory", value, config.keep.enabled), true;
+  if (name == "kept_fds") {
+    if (!nb::try_cast(value, config.keep.fds)) throw nb::value_error("kept_fds must be a list of int");
+    return true;
+  }
   if (name == "arena_path") return set_text("arena_path", value, config.arena_path), true;
   if (name == "eviction") return set_text("eviction", value, config.eviction), true;
   return false;
@@ -184,6 +189,31 @@ nb::typed<nb::dict, nb::str, nb::any> arena(StoreServer& server) {
   out["resident_bytes"] = info.resident_bytes;
   out["size_bytes"] = info.size_bytes;
   out["page_bytes"] = info.page_bytes;
+  return out;
+}
+
+nb::typed<nb::dict, nb::str, nb::any> kept(StoreServer& server) {
+  const KeptMemory found = server.store().kept();
+  nb::dict out;
+  out["adopted"] = found.adopted;
+  out["why_not"] = found.why_not;
+  out["blocks"] = found.blocks;
+  out["bytes"] = found.bytes;
+  out["refused"] = found.refused;
+  out["held_extents"] = found.held_blocks;
+  out["seconds"] = static_cast<double>(found.adopt_us) / 1e6;
+  out["fds"] = found.fds;
+  return out;
+}
+
+nb::typed<nb::dict, nb::str, uint64_t> tend_kept(StoreServer& server, uint64_t max_bytes) {
+  const KeptProgress progress = without_gil([&] { return server.store().tend_kept(max_bytes); });
+  nb::dict out;
+  out["checked_blocks"] = progress.checked_blocks;
+  out["checked_bytes"] = progress.checked_bytes;
+  out["damaged_blocks"] = progress.damaged_blocks;
+  out["left_blocks"] = progress.left_blocks;
+  out["held_extents"] = progress.held_blocks;
   return out;
 }
 
@@ -333,6 +363,9 @@ void bind_store(nb::module_& m) {
       .def("arena", &arena)
       .def("populate", &populate, "offset"_a, "length"_a, "threads"_a,
            "Puts memory behind these bytes of the arena.")
+      .def("kept", &kept, "What became of the memory of a former process, and what the next one needs.")
+      .def("tend_kept", &tend_kept, "max_bytes"_a,
+           "Compares adopted blocks with their checksums, and frees extents that nobody can write any more.")
       .def("stats", &stats)
       .def("latency_histograms", &latency_histograms)
       .def("rails", &rails)

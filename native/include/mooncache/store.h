@@ -47,6 +47,15 @@ struct DiskConfig {
   std::function<void(uint8_t, const char*, std::string)> log;
 };
 
+// Memory that outlives the process: of anonymous memory only.
+struct KeepConfig {
+  bool enabled = false;
+  std::string node_id = "node";  // whose blocks they are: another node's memory is not adopted
+  // What Store::kept() of a former process named, in its order; empty = there was none. They stay the
+  // caller's.
+  std::vector<int> fds;
+};
+
 struct StoreConfig {
   uint64_t capacity_bytes = 256ull << 20;  // 0 with an arena_path: all of it
   // Where the blocks lie. "" = anonymous memory of this process. Else a DAX character device, a file, or a
@@ -87,6 +96,7 @@ struct StoreConfig {
   uint64_t max_pins = 1ull << 24;
   uint64_t max_pin_ttl_ms = 24ull * 3600 * 1000;
   Tier tier = Tier::kDram;
+  KeepConfig keep;
   // With disks `now_ms` has to be std::chrono::steady_clock in milliseconds.
   DiskConfig disk;
 };
@@ -232,8 +242,29 @@ struct StoreStats {
   uint64_t draining = 0;                               // on demand, or because the arena is gone
   uint64_t arena_gone = 0;                             // see lost_bytes()
   std::vector<std::pair<std::string, uint64_t>> disk;  // of the SSD tier, when there is one
+  std::vector<std::pair<std::string, uint64_t>> kept;  // when memory outlives the process
 
   std::vector<std::pair<std::string_view, uint64_t>> named() const;
+};
+
+// What became of memory that a former process left.
+struct KeptMemory {
+  bool enabled = false;
+  bool adopted = false;
+  std::string why_not;       // adopted; "" = nothing was offered
+  uint64_t blocks = 0;       // that were adopted
+  uint64_t bytes = 0;        // of them
+  uint64_t refused = 0;      // records that were not believed
+  uint64_t held_blocks = 0;  // extents that a writer of a former process may still write, at the start
+  uint64_t adopt_us = 0;
+  std::vector<int> fds;  // to be kept for the next process; the store's
+};
+
+// How far tend_kept() is.
+struct KeptProgress {
+  uint64_t checked_blocks = 0, checked_bytes = 0, damaged_blocks = 0;  // since the start
+  uint64_t left_blocks = 0;  // that were adopted and not looked at yet
+  uint64_t held_blocks = 0;  // see KeptMemory
 };
 
 class ArenaView;
@@ -329,6 +360,11 @@ class Store {
   bool draining() const;
   void set_quota(TenantId tenant, uint64_t bytes);  // 0 = no quota; never evicts by itself
   const std::vector<SegmentFd>& segments() const;
+  KeptMemory kept() const;
+  // Compares adopted blocks with their checksums, the coldest first, until `max_bytes` are read or none is
+  // left: a damaged one becomes a miss. Gives extents free that no process can write any more. One caller at
+  // a time.
+  KeptProgress tend_kept(uint64_t max_bytes);
   const StoreConfig& config() const;  // as it is in force: capacity and quantum are those of the memory
   ArenaInfo arena() const;
   // Puts memory behind the bytes [offset, offset + length) of the arenas, taken as one row, with `threads`
@@ -362,6 +398,7 @@ class Store {
  private:
   struct Core;
   explicit Store(std::unique_ptr<Core> core);
+  bool check_kept(uint32_t slot, uint64_t generation);
   std::unique_ptr<Core> core_;
 };
 

@@ -165,7 +165,7 @@ Result<std::unique_ptr<StoreServer>> StoreServer::create(ServerConfig config) {
   if (Status rdma = rdma::check(config.rdma); !rdma) return rdma;
   auto impl = std::make_unique<Impl>(std::move(config));
   ServerConfig& in_force = impl->shared.config;
-  in_force.store.disk.node_id = in_force.node_id;
+  in_force.store.disk.node_id = in_force.store.keep.node_id = in_force.node_id;
   in_force.store.disk.log = [log = &impl->shared.log](uint8_t level, const char* event, std::string message) {
     log->push(level, event, std::move(message));
   };
@@ -425,6 +425,7 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::Impl::stats() const {
   const StoreStats store = shared.store->stats();
   for (const auto& [name, value] : store.named()) values.emplace_back("store_" + std::string(name), value);
   values.insert(values.end(), store.disk.begin(), store.disk.end());
+  values.insert(values.end(), store.kept.begin(), store.kept.end());
   return values;
 }
 

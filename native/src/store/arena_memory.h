@@ -48,6 +48,8 @@ class ArenaMemory {
   // For processes of this host; -1: see ArenaInfo::why_not_shared.
   virtual int fd_ro() const { return -1; }
   virtual int fd_rw() const { return -1; }
+  // Whether processes that got a writable descriptor under these numbers still have it (Memfd::keep).
+  virtual bool is_locked(uint64_t, uint64_t) const { return false; }
   virtual ArenaInfo info() const = 0;
   virtual Tier tier() const { return Tier::kDram; }
   // Of a GPU's memory only: how RDMA devices find it, and what makes their writes visible to copies.
@@ -68,6 +70,7 @@ class AnonymousMemory final : public ArenaMemory {
   uint64_t size_bytes() const override { return file_.size_bytes(); }
   int fd_ro() const override { return file_.fd_ro(); }
   int fd_rw() const override { return file_.fd_rw(); }
+  bool is_locked(uint64_t from, uint64_t below) const override { return file_.is_locked(from, below); }
   Status populate(uint64_t offset, uint64_t length) override { return file_.populate(offset, length); }
   uint64_t resident_bytes() const override { return file_.resident_bytes(); }
   ArenaInfo info() const override {

@@ -59,6 +59,8 @@ Status validate(const StoreConfig& config) {
   if (config.event_log_capacity < 16 || config.event_log_capacity > (1ull << 28)) {
     return invalid("event_log_capacity must be from 16 to 2^28 records");
   }
+  if (config.keep.enabled && (!config.arena_path.empty() || config.open_arena))
+    return invalid("only anonymous memory is kept over a restart, no file and no memory of a device");
   if (config.max_pins == 0 || config.max_pins > (1ull << 26))
     return invalid("max_pins must be from 1 to 2^26");
   return Status::ok();
@@ -79,22 +81,12 @@ Status Store::Core::start() {
 #if defined(__SANITIZE_THREAD__)  // it follows at most 64 locks per thread, and check() takes them all
   config.shards = std::min(config.shards, 32u);
 #endif
-  if (Status status = make_arenas(); !status) return status;
   shard_bits = static_cast<uint32_t>(std::countr_zero(config.shards));
   shard_mask = config.shards - 1;
-  // Keys spread unevenly over the shards, hence the slack.
-  const uint64_t blocks =
-      config.capacity_bytes / std::max<uint64_t>(config.expected_block_bytes, config.quantum_bytes);
-  const uint64_t per_shard =
-      std::min<uint64_t>(blocks / config.shards * 5 / 4 + 64,
-                         std::min<uint64_t>(store::SlotIndex::kMaxEntries, kNone >> shard_bits));
+  if (Status status = make_arenas(); !status) return status;
+  const uint64_t per_shard = slots_per_shard();
   slot_count = per_shard * config.shards;
-  auto table = store::Memfd::create("mooncache-generations", slot_count * sizeof(uint64_t), {});
-  if (!table) return table.status();
-  generations = std::move(*table);
-  if (::getrandom(seeds, sizeof seeds, 0) != static_cast<ssize_t>(sizeof seeds))
-    return {Code::kInternal, "getrandom"};
-  for (uint64_t& seed : seeds) seed |= 1;
+  if (Status status = make_table(); !status) return status;
   shards = std::make_unique<Shard[]>(config.shards);
   retention_next = std::make_unique<std::atomic<uint64_t>[]>(config.shards);
   for (auto& row : cold) row = std::make_unique<std::atomic<uint64_t>[]>(config.shards);
@@ -115,7 +107,29 @@ Status Store::Core::start() {
   }
   segment_fds.push_back({static_cast<uint32_t>(arenas.size()), SegmentKind::kGenerationTable,
                          generations.size_bytes(), generations.fd_ro(), generations.fd_rw()});
+  if (kept.found.adopted) adopt_blocks();
   return Status::ok();
+}
+
+// Keys spread unevenly over the shards, hence the slack.
+uint64_t Store::Core::slots_per_shard() const {
+  const uint64_t blocks =
+      config.capacity_bytes / std::max<uint64_t>(config.expected_block_bytes, config.quantum_bytes);
+  return std::min<uint64_t>(blocks / config.shards * 5 / 4 + 64,
+                            std::min<uint64_t>(store::SlotIndex::kMaxEntries, kNone >> shard_bits));
+}
+
+// Generations, and the seeds that say which slot a key may have.
+Status Store::Core::make_table() {
+  if (!kept.found.adopted) {
+    auto table = store::Memfd::create("mooncache-generations", slot_count * sizeof(uint64_t), {});
+    if (!table) return table.status();
+    generations = std::move(*table);
+    if (::getrandom(seeds.data(), sizeof seeds, 0) != static_cast<ssize_t>(sizeof seeds))
+      return {Code::kInternal, "getrandom"};
+    for (uint64_t& seed : seeds) seed |= 1;
+  }
+  return config.keep.enabled ? keep_files() : Status::ok();
 }
 
 // One mapping, or one allocation, is one arena: larger quanta where 32 bits would not number them.
@@ -145,14 +159,31 @@ Status Store::Core::make_arenas() {
   const uint64_t arena_quanta_max = arena_max / config.quantum_bytes;
   if ((left + arena_quanta_max - 1) / arena_quanta_max > 1024) return invalid("more than 1024 arenas");
   config.capacity_bytes = left * config.quantum_bytes;
-  while (left > 0) {
-    const uint64_t quanta = std::min(left, arena_quanta_max);
-    auto file = store::Memfd::create("mooncache-arena", quanta * config.quantum_bytes,
-                                     {config.huge_pages, config.numa_node});
-    if (!file) return file.status();
-    arenas.push_back(std::make_unique<Arena>(std::make_unique<store::AnonymousMemory>(std::move(*file)),
-                                             static_cast<uint32_t>(quanta)));
-    left -= quanta;
+  for (; left > 0; left -= std::min(left, arena_quanta_max))
+    arena_bytes.push_back(std::min(left, arena_quanta_max) * config.quantum_bytes);
+  return make_memory_files();
+}
+
+Status Store::Core::make_memory_files() {
+  std::vector<store::Memfd> files;
+  if (config.keep.enabled) {
+    if (Status status = adopt_files(files); !status) return status;
+  }
+  for (size_t number = 0; number < arena_bytes.size(); ++number) {
+    if (number == files.size()) {
+      auto file =
+          store::Memfd::create("mooncache-arena", arena_bytes[number], {config.huge_pages, config.numa_node});
+      if (!file) return file.status();
+      files.push_back(std::move(*file));
+    }
+    if (config.keep.enabled) {
+      const uint64_t session = kept.found.adopted ? catalogue.session() : 1;
+      if (Status status = files[number].keep(session); !status) return status;
+      kept.found.fds.push_back(files[number].kept_fd());
+    }
+    const auto quanta = static_cast<uint32_t>(arena_bytes[number] / config.quantum_bytes);
+    arenas.push_back(
+        std::make_unique<Arena>(std::make_unique<store::AnonymousMemory>(std::move(files[number])), quanta));
   }
   return Status::ok();
 }
@@ -234,10 +265,30 @@ void Store::Core::publish_cold(const Shard& shard, Queue queue) {
                                                        std::memory_order_relaxed);
 }
 
+Result<PinId> Store::Core::pin_entry(Shard& shard, uint32_t index) {
+  if (live_pins.fetch_add(1, std::memory_order_relaxed) >= config.max_pins) {
+    live_pins.fetch_sub(1, std::memory_order_relaxed);
+    return {Code::kLimitExceeded, "max_pins pins are live"};
+  }
+  const uint32_t number = shard.pins.allocate();
+  if (number == kNone) {
+    live_pins.fetch_sub(1, std::memory_order_relaxed);
+    return {Code::kLimitExceeded, "too many pins on one shard"};
+  }
+  store::PinRecord& pin = shard.pins[number];
+  pin.next = index;
+  pin.live = 1;
+  BlockEntry& entry = shard.entries[index];
+  if (entry.linked != 0) unlink(shard, index);
+  ++entry.pins;
+  return static_cast<PinId>((uint64_t{pin.generation} << 32) | (number << shard_bits) | shard.number);
+}
+
 void Store::Core::link(Shard& shard, uint32_t index) {
   BlockEntry& entry = shard.entries[index];
   const auto queue = static_cast<size_t>(entry.queue);
   entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
+  if (catalogue.is_open()) catalogue.note_use(slot_of(shard, index), entry.tick, static_cast<uint8_t>(queue));
   entry.linked = 1;
   store::push_front<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
   store::push_front<store::kTenantPrevious, store::kTenantNext>(shard.tenant_lists[entry.tenant],
@@ -297,6 +348,7 @@ void Store::Core::announce_end(const BlockEntry& entry, RemoveReason reason) {
 
 void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
   BlockEntry& entry = shard.entries[index];
+  if (catalogue.is_open()) catalogue.clear(slot_of(shard, index));
   if (entry.linked != 0) unlink(shard, index);
   if (entry.retained_until_ms != 0) {
     entry.retained_until_ms = 0;
@@ -318,10 +370,12 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
   ++shard.count.zombies;
 }
 
-// The order matters: first the generation (one-sided readers of the old block now fail), then the memory.
+// The order matters: first the catalogue (nobody adopts it), then the generation (one-sided readers of the
+// old block now fail), then the memory.
 void Store::Core::free_entry(Shard& shard, uint32_t index) {
   BlockEntry& entry = shard.entries[index];
   const uint32_t slot = slot_of(shard, index);
+  if (catalogue.is_open()) catalogue.clear(slot);
   const uint64_t old = generation(slot);
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
   tenants.give_back(entry.tenant, entry.size);
@@ -356,7 +410,9 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   entry.committed_ms = now_ms;
   const bool in_chain = advisor && advisor->stored(hash, now_ms);
   entry.queue = store::queue_on_commit(rules, evicted_recently, in_chain);
-  set_generation(slot_of(shard, index), generation(slot_of(shard, index)) + 1);
+  const uint32_t slot = slot_of(shard, index);
+  set_generation(slot, generation(slot) + 1);
+  if (catalogue.is_open()) catalogue.commit(slot, crc, generation(slot), now_ms);
   shard.index.insert(hash, index,
                      [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   append_event(entry, RecordKind::kAdd, RemoveReason::kNone);

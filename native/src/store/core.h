@@ -16,6 +16,7 @@
 #include "mooncache/store.h"
 #include "store/advisor.h"
 #include "store/arena_memory.h"
+#include "store/catalogue.h"
 #include "store/disk/memory.h"
 #include "store/disk/tier.h"
 #include "store/event_log.h"
@@ -62,6 +63,8 @@ struct Store::Core {
   explicit Core(StoreConfig config_in);
   Status start();
   Status make_arenas();
+  Status make_memory_files();
+  Status make_table();
   Status make_arena(std::unique_ptr<store::ArenaMemory> memory);
 
   // --- where things are (core.cpp) ---
@@ -109,6 +112,8 @@ struct Store::Core {
 
   // --- lives of blocks; the shard is locked (core.cpp) ---
   void publish_cold(const Shard& shard, Queue queue);
+  // A pin, which also takes the entry out of its queue. LIMIT_EXCEEDED.
+  Result<PinId> pin_entry(Shard& shard, uint32_t entry);
   void link(Shard& shard, uint32_t entry);  // hottest of its queue
   void unlink(Shard& shard, uint32_t entry);
   void link_if_idle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
@@ -145,6 +150,25 @@ struct Store::Core {
   // Call without locks after space may have become free.
   void notify_space();
 
+  // --- memory that outlives the process (kept.cpp) ---
+  struct KeptState {
+    KeptMemory found;
+    // Slot and generation of adopted blocks that were not looked at yet, the coldest last.
+    std::vector<std::pair<uint32_t, uint64_t>> unchecked;
+    std::vector<ReservationId> held;
+    std::atomic<uint64_t> checked_blocks{0}, checked_bytes{0}, damaged_blocks{0}, left{0}, held_blocks{0};
+  };
+  struct Candidate;
+  store::CatalogueShape shape() const;
+  // Adopts what config.keep offers: `files` are the arenas then, else empty. ALREADY_EXISTS.
+  Status adopt_files(std::vector<store::Memfd>& files);
+  Status keep_files();  // sets apart what the next process adopts
+  void adopt_blocks();
+  std::vector<Candidate> read_catalogue();
+  void refuse(const Candidate& candidate);
+  void adopt_extents(std::vector<Candidate>& candidates);
+  void adopt_entry(const Candidate& candidate);
+
   // --- the SSD tier below (tiering.cpp) ---
   class MemoryAbove;  // what the disks ask
   Status open_tier(Store& store);
@@ -176,10 +200,14 @@ struct Store::Core {
   store::EvictionRules rules;
   uint32_t shard_bits = 0;
   uint64_t shard_mask = 0;
-  uint64_t seeds[4] = {};
+  store::Catalogue::Seeds seeds{};
   std::vector<std::unique_ptr<Arena>> arenas;
+  std::vector<uint64_t> arena_bytes;  // that anonymous memory is cut into
   store::Memfd generations;
+  store::Catalogue catalogue;  // not open: nothing outlives the process
+  KeptState kept;
   uint64_t slot_count = 0;
+  uint64_t slots_per_shard() const;
   std::vector<SegmentFd> segment_fds;
   std::unique_ptr<Shard[]> shards;
   // When each shard's coldest block was last used, one row per queue: the coldest block of the node is

@@ -13,6 +13,31 @@ ExtentAllocator::ExtentAllocator(uint32_t quanta) : capacity_(quanta) {
   link(node);
 }
 
+std::vector<uint32_t> ExtentAllocator::take(std::span<const Taken> extents) {
+  std::vector<uint32_t> nodes;
+  nodes.reserve(extents.size());
+  if (extents.empty()) return nodes;
+  unlink(0);
+  uint32_t last = kNone, at = 0;
+  // Node 0 is the leftmost one.
+  const auto append = [&](uint32_t size) {
+    const uint32_t node = last == kNone ? 0 : nodes_.allocate();
+    nodes_[node] = Node{};
+    nodes_[node].offset = at;
+    nodes_[node].size = size;
+    nodes_[node].left = last;
+    if (last != kNone) nodes_[last].right = node;
+    at += size;
+    return last = node;
+  };
+  for (const Taken& extent : extents) {
+    if (extent.offset > at) link(append(extent.offset - at));
+    nodes.push_back(append(extent.quanta));
+  }
+  if (at < capacity_) link(append(capacity_ - at));
+  return nodes;
+}
+
 // Sizes below kFine have a class each; above, each power of two is cut into kFine classes.
 ExtentAllocator::Class ExtentAllocator::class_of(uint32_t size) {
   if (size < kFine) return {0, size};

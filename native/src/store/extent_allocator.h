@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,13 @@ class ExtentAllocator {
   };
 
   explicit ExtentAllocator(uint32_t quanta);  // 1 .. 2^31 - 1
+
+  // Extents that are in use from the start, in the order of their offsets and without overlap; of a fresh
+  // allocator. Their nodes, in the same order.
+  struct Taken {
+    uint32_t offset = 0, quanta = 0;
+  };
+  std::vector<uint32_t> take(std::span<const Taken> extents);
 
   // node == kNone when nothing fits.
   Allocation allocate(uint32_t quanta);

@@ -1,10 +1,12 @@
 #include "store/memfd.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -50,12 +52,79 @@ Result<Memfd> Memfd::create(const char* name, uint64_t size_bytes, const MemfdOp
     made = file.make(name, size_bytes, false);
     if (made && options.huge_pages) file.choose_transparent();
   }
+  if (made) made = file.finish(options);
   if (!made) return made;
-  if (options.numa_node >= 0) {
-    if (Status bound = file.bind(options.numa_node); !bound) return bound;
-  }
-  (void)::madvise(file.data_, file.size_bytes_, MADV_DONTDUMP);
   return file;
+}
+
+Result<Memfd> Memfd::adopt(int fd, uint64_t size_bytes, const MemfdOptions& options) {
+  Memfd file;
+  if (Status taken = file.take(fd, size_bytes); !taken) return taken;
+  if (options.huge_pages && file.pages_ != Pages::kHuge) file.choose_transparent();
+  if (Status finished = file.finish(options); !finished) return finished;
+  return file;
+}
+
+Status Memfd::finish(const MemfdOptions& options) {
+  if (options.numa_node >= 0) {
+    if (Status bound = bind(options.numa_node); !bound) return bound;
+  }
+  (void)::madvise(data_, size_bytes_, MADV_DONTDUMP);
+  return Status::ok();
+}
+
+// The size is sealed, so what is looked at once holds for ever.
+Status Memfd::take(int fd, uint64_t size_bytes) {
+  constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK;
+  struct stat facts {};
+  struct statfs system {};
+  if (::fstat(fd, &facts) != 0 || ::fstatfs(fd, &system) != 0)
+    return {Code::kConfigInvalid, std::string("a kept memory file: ") + std::strerror(errno)};
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (!S_ISREG(facts.st_mode) || facts.st_uid != ::geteuid() || (facts.st_mode & 0077) != 0 || seals < 0 ||
+      (seals & kSeals) != kSeals)
+    return {Code::kConfigInvalid, "what was kept is no sealed memory file of this user"};
+  const bool huge = static_cast<uint32_t>(system.f_type) == HUGETLBFS_MAGIC;
+  page_bytes_ = static_cast<uint64_t>(huge ? system.f_bsize : ::sysconf(_SC_PAGESIZE));
+  pages_ = huge ? Pages::kHuge : Pages::kSystem;
+  size_bytes_ = (size_bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_;
+  if (static_cast<uint64_t>(facts.st_size) != size_bytes_)
+    return {Code::kConfigInvalid, "the kept memory has another size"};
+  fd_rw_ = ::fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (fd_rw_ < 0) return refused("fcntl");
+  return open_and_map();
+}
+
+// Descriptors that are copies of one, here or in another process, share a lock: each opens its own.
+Status Memfd::keep(uint64_t number) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd_rw_);
+  const int own = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (own < 0) return refused("reopening a memory file");
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(number);
+  lock.l_len = 1;
+  if (::fcntl(own, F_OFD_SETLK, &lock) != 0) {
+    const int error = errno;
+    ::close(own);
+    if (error == EAGAIN || error == EACCES)
+      return {Code::kAlreadyExists, "a process that lives uses the kept memory"};
+    errno = error;
+    return refused("locking a memory file");
+  }
+  kept_fd_ = std::exchange(fd_rw_, own);
+  return Status::ok();
+}
+
+bool Memfd::is_locked(uint64_t from, uint64_t below) const {
+  if (from >= below) return false;
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(from);
+  lock.l_len = static_cast<off_t>(below - from);
+  return ::fcntl(fd_rw_, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 // Of huge pages the mapping takes its whole size out of the pool, or fails: none is missing later.
@@ -70,6 +139,10 @@ Status Memfd::make(const char* name, uint64_t size_bytes, bool huge) {
   if (::ftruncate(fd_rw_, static_cast<off_t>(size_bytes_)) != 0) return refused("ftruncate");
   if (::fcntl(fd_rw_, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
     return refused("F_ADD_SEALS");
+  return open_and_map();
+}
+
+Status Memfd::open_and_map() {
   const std::string path = "/proc/self/fd/" + std::to_string(fd_rw_);
   fd_ro_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd_ro_ < 0) return refused("reopening a memory file");
@@ -133,6 +206,7 @@ Memfd& Memfd::operator=(Memfd&& other) noexcept {
   why_not_huge_ = std::move(other.why_not_huge_);
   fd_ro_ = std::exchange(other.fd_ro_, -1);
   fd_rw_ = std::exchange(other.fd_rw_, -1);
+  kept_fd_ = std::exchange(other.kept_fd_, -1);
   return *this;
 }
 
@@ -146,8 +220,9 @@ void Memfd::close() {
   if (data_ != nullptr) ::munmap(data_, size_bytes_);
   if (fd_ro_ >= 0) ::close(fd_ro_);
   if (fd_rw_ >= 0) ::close(fd_rw_);
+  if (kept_fd_ >= 0) ::close(kept_fd_);
   data_ = nullptr;
-  fd_ro_ = fd_rw_ = -1;
+  fd_ro_ = fd_rw_ = kept_fd_ = -1;
 }
 
 }  // namespace mooncache::store

@@ -231,6 +231,7 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   }
   const uint64_t old = generation(slot);
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
+  if (catalogue.is_open()) catalogue.reserve(slot, {key, tenant, size, 0, 0, entry.offset, 0, entry.arena});
   reserved_bytes.fetch_add(extent_bytes(size), std::memory_order_relaxed);
   ++shard.count.reservations;
   const Extent extent = extent_of(shard, index);

@@ -154,6 +154,17 @@ StoreStats Store::stats() const {
                                shard.retention_ends.capacity() * sizeof(store::Shard::RetentionEnd);
   }
   stats.bookkeeping_bytes += core_->generations.resident_bytes();
+  if (core_->catalogue.is_open()) {
+    stats.bookkeeping_bytes += core_->catalogue.file().resident_bytes();
+    const auto& kept = core_->kept;
+    stats.kept = {{"kept_blocks_adopted", kept.found.blocks},
+                  {"kept_bytes_adopted", kept.found.bytes},
+                  {"kept_records_refused", kept.found.refused},
+                  {"kept_blocks_checked", kept.checked_blocks.load(std::memory_order_relaxed)},
+                  {"kept_blocks_damaged", kept.damaged_blocks.load(std::memory_order_relaxed)},
+                  {"kept_blocks_unchecked", kept.left.load(std::memory_order_relaxed)},
+                  {"kept_extents_held", kept.held_blocks.load(std::memory_order_relaxed)}};
+  }
   if (core_->advisor) stats.bookkeeping_bytes += core_->advisor->memory_bytes();
   stats.used_bytes = stats.capacity_bytes - stats.free_bytes;
   const uint64_t probation = core_->queue_bytes[0].load(std::memory_order_relaxed);

@@ -38,6 +38,16 @@ class Slab {
     --used_;
   }
 
+  // Makes a fresh slab have `size` records, of which those are in use that `is_used(index)` names. The lowest
+  // free ones are allocated first.
+  template <typename IsUsed>
+  void restore(uint32_t size, const IsUsed& is_used) {
+    while (chunks_.size() * kChunk < size) chunks_.push_back(std::make_unique<T[]>(kChunk));
+    size_ = used_ = size;
+    for (uint32_t index = size; index-- > 0;)
+      if (!is_used(index)) release(index);
+  }
+
   uint32_t size() const { return size_; }  // indexes below were used at least once
   uint32_t used() const { return used_; }
   uint32_t first_free() const { return free_; }

@@ -145,26 +145,13 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
     ++(evicted ? shard.count.misses_evicted : shard.count.misses_unknown);
     return {Code::kNotFound, {}};
   }
-  if (core_->live_pins.fetch_add(1, std::memory_order_relaxed) >= core_->config.max_pins) {
-    core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
-    return {Code::kLimitExceeded, "max_pins pins are live"};
-  }
-  const uint32_t number = shard.pins.allocate();
-  if (number == kNone) {
-    core_->live_pins.fetch_sub(1, std::memory_order_relaxed);
-    return {Code::kLimitExceeded, "too many pins on one shard"};
-  }
-  store::PinRecord& pin = shard.pins[number];
-  pin.next = index;
-  pin.live = 1;
+  const auto pin = core_->pin_entry(shard, index);
+  if (!pin) return pin.status();
   store::BlockEntry& entry = shard.entries[index];
-  if (entry.linked != 0) core_->unlink(shard, index);
   core_->touch(shard, index, now_ms, false);
-  ++entry.pins;
   if (entry.hits != ~0u) ++entry.hits;
   ++shard.count.hits;
-  const uint64_t id = (uint64_t{pin.generation} << 32) | (number << core_->shard_bits) | shard.number;
-  return Pinned{static_cast<PinId>(id), core_->info_of(shard, index, now_ms)};
+  return Pinned{*pin, core_->info_of(shard, index, now_ms)};
 }
 
 void Store::release(PinId id) {

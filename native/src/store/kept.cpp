@@ -1,0 +1,305 @@
+// Memory that outlives the process: what a killed, restarted or upgraded node takes over from the former one.
+//
+// A committed block is adopted when its record holds in every field, its slot has the generation that the
+// record names, and no other record claims a byte of it. Its own bytes are compared with their checksum at
+// every read, as always, and once in the background.
+// An extent that was reserved when the former process ended may still be written by a client that has the
+// arena mapped. It is no block, and it stays reserved: the writable descriptors of each process hold a lock
+// of the kernel's that lasts as long as any descriptor or mapping that came from them. When nobody has the
+// lock of a former process any more, nobody can write, and the extent is free. Devices cannot write by then:
+// who lends the descriptors waits until the former process is gone, and its registrations with it.
+#include <algorithm>
+#include <chrono>
+
+#include "mooncache/crc32c.h"
+#include "store/core.h"
+
+namespace mooncache {
+
+using store::Kept;
+using store::kNone;
+using store::State;
+
+// 40 bytes for each record: a million of them fit where a small node has room.
+struct Store::Core::Candidate {
+  uint64_t tick = 0;
+  uint32_t arena = 0, offset = 0, quanta = 0;
+  uint32_t slot = 0;
+  uint32_t node = kNone;
+  bool committed = false;
+  bool refused = false;
+  uint8_t queue = 0;
+  uint64_t end() const { return uint64_t{offset} + quanta; }
+};
+
+store::CatalogueShape Store::Core::shape() const {
+  return {config.keep.node_id,   config.quantum_bytes, config.shards, slots_per_shard() * config.shards,
+          config.capacity_bytes, arena_bytes};
+}
+
+// All or nothing: an arena without its catalogue is no use, nor the reverse.
+Status Store::Core::adopt_files(std::vector<store::Memfd>& files) {
+  kept.found.enabled = true;
+  const std::vector<int>& fds = config.keep.fds;
+  if (fds.empty()) return Status::ok();
+  const auto refused = [&](const Status& why) {
+    files.clear();
+    catalogue = {};
+    generations = {};
+    kept.found.why_not = why.message;
+    return why.code == Code::kAlreadyExists ? why : Status::ok();
+  };
+  if (fds.size() != arena_bytes.size() + 2)
+    return refused({Code::kConfigInvalid, "the kept memory has another number of files"});
+  auto found = store::Catalogue::adopt(fds[0], shape());
+  if (!found) return refused(found.status());
+  auto table = store::Memfd::adopt(fds[1], slots_per_shard() * config.shards * sizeof(uint64_t), {});
+  if (!table) return refused(table.status());
+  for (size_t number = 0; number < arena_bytes.size(); ++number) {
+    auto file =
+        store::Memfd::adopt(fds[number + 2], arena_bytes[number], {config.huge_pages, config.numa_node});
+    if (!file) return refused(file.status());
+    files.push_back(std::move(*file));
+  }
+  catalogue = std::move(*found);
+  generations = std::move(*table);
+  seeds = catalogue.seeds();
+  kept.found.adopted = true;
+  return Status::ok();
+}
+
+Status Store::Core::keep_files() {
+  if (!catalogue.is_open()) {
+    auto made = store::Catalogue::create(shape(), seeds);
+    if (!made) return made.status();
+    catalogue = std::move(*made);
+  }
+  if (Status status = generations.keep(catalogue.session()); !status) return status;
+  kept.found.fds.insert(kept.found.fds.begin(), {catalogue.file().kept_fd(), generations.kept_fd()});
+  return Status::ok();
+}
+
+void Store::Core::refuse(const Candidate& candidate) {
+  catalogue.clear(candidate.slot);
+  ++kept.found.refused;
+}
+
+// What holds by itself; whether records contradict each other comes later.
+std::vector<Store::Core::Candidate> Store::Core::read_catalogue() {
+  const store::CatalogueShape own = shape();
+  std::vector<Candidate> candidates;
+  uint64_t next = 0;
+  while (next < slot_count) {
+    const auto range = catalogue.next_used(next);
+    for (uint64_t number = std::max(next, range.begin); number < range.end; ++number) {
+      const auto slot = static_cast<uint32_t>(number);
+      const auto found = catalogue.read(slot);
+      if (found.kind == Kept::kEmpty) continue;
+      Candidate candidate;
+      candidate.slot = slot;
+      const store::KeptRecord& record = found.record;
+      candidate.committed = found.kind == Kept::kCommitted;
+      const uint64_t current = generation(slot);
+      const bool holds = found.kind != Kept::kDamaged &&
+                         *wrong_with(record, own, config.max_block_bytes) == '\0' &&
+                         (hash_of(record.tenant, record.key) & shard_mask) == (slot & shard_mask) &&
+                         (!candidate.committed || (record.generation == current && current % 2 == 0));
+      if (!holds) {
+        refuse(candidate);
+        continue;
+      }
+      candidate.arena = record.arena;
+      candidate.offset = record.offset;
+      candidate.quanta = static_cast<uint32_t>(quanta_for(record.size));
+      candidate.tick = found.tick;
+      candidate.queue = found.queue;
+      candidates.push_back(candidate);
+    }
+    next = std::max(range.end, next + 1);
+  }
+  return candidates;
+}
+
+namespace {
+
+// Of records that claim the same byte none is a block; one that says "may be written" stays. In two passes:
+// the second one sees what the first one left.
+template <typename Candidates>
+void refuse_overlaps(Candidates& sorted) {
+  for (const bool last : {false, true}) {
+    typename Candidates::pointer widest = nullptr;
+    for (auto& candidate : sorted) {
+      if (last && candidate.refused) continue;
+      if (widest != nullptr && widest->arena == candidate.arena && candidate.offset < widest->end()) {
+        if (last || candidate.committed || !widest->committed) candidate.refused = true;
+        if (!last && widest->committed) widest->refused = true;
+        if (candidate.end() <= widest->end() || last) continue;
+      }
+      widest = &candidate;
+    }
+  }
+}
+
+}  // namespace
+
+void Store::Core::adopt_extents(std::vector<Candidate>& candidates) {
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.arena != b.arena ? a.arena < b.arena : a.offset < b.offset;
+  });
+  refuse_overlaps(candidates);
+  std::erase_if(candidates, [&](const Candidate& candidate) {
+    if (candidate.refused) refuse(candidate);
+    return candidate.refused;
+  });
+  std::vector<store::ExtentAllocator::Taken> taken;
+  for (size_t begin = 0, end = 0; begin < candidates.size(); begin = end) {
+    Arena& arena = *arenas[candidates[begin].arena];
+    taken.clear();
+    for (; end < candidates.size() && candidates[end].arena == candidates[begin].arena; ++end)
+      taken.push_back({candidates[end].offset, candidates[end].quanta});
+    const std::lock_guard lock(arena.mutex);
+    const std::vector<uint32_t> nodes = arena.extents.take(taken);
+    for (size_t at = 0; at < nodes.size(); ++at) {
+      Candidate& candidate = candidates[begin + at];
+      candidate.node = nodes[at];
+      arena.extents.set_owner(nodes[at], candidate.slot);
+      used_bytes.fetch_add(uint64_t{candidate.quanta} * config.quantum_bytes, std::memory_order_relaxed);
+    }
+  }
+}
+
+// The shard is locked.
+void Store::Core::adopt_entry(const Candidate& candidate) {
+  Shard& shard = shards[candidate.slot & shard_mask];
+  const uint32_t index = candidate.slot >> shard_bits;
+  const auto found = catalogue.read(candidate.slot);
+  BlockEntry& entry = shard.entries[index];
+  entry = BlockEntry{};
+  entry.key = found.record.key;
+  entry.tenant = found.record.tenant;
+  entry.size = found.record.size;
+  entry.offset = candidate.offset;
+  entry.next = candidate.node;
+  entry.arena = static_cast<uint16_t>(candidate.arena);
+  (void)tenants.charge(entry.tenant, entry.size);  // quotas come later
+  const uint64_t hash = hash_of(entry.tenant, entry.key);
+  const uint64_t current = generation(candidate.slot);
+  if (!candidate.committed) {
+    entry.state = State::kReserved;
+    if (current % 2 == 0) set_generation(candidate.slot, current + 1);
+    reserved_bytes.fetch_add(extent_bytes(entry.size), std::memory_order_relaxed);
+    ++shard.count.reservations;
+    const uint64_t id = (extent_of(shard, index).generation << 32) | candidate.slot;
+    kept.held.push_back(static_cast<ReservationId>(id));
+    return;
+  }
+  if (find(shard, hash, entry.tenant, entry.key) != kNone) {
+    ++kept.found.refused;
+    free_entry(shard, index);
+    return;
+  }
+  entry.state = State::kVisible;
+  entry.crc = found.record.crc;
+  entry.committed_ms = found.record.committed_ms;
+  const bool in_chain = advisor && advisor->stored(hash, 0);
+  entry.queue =
+      store::queue_on_commit(rules, static_cast<Queue>(candidate.queue) == Queue::kProtected, in_chain);
+  shard.index.insert(hash, index,
+                     [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
+  tenants.count_block(entry.tenant, true);
+  ++shard.count.visible;
+  ++kept.found.blocks;
+  kept.found.bytes += entry.size;
+  kept.unchecked.emplace_back(candidate.slot, current);
+  link(shard, index);
+}
+
+void Store::Core::adopt_blocks() {
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Candidate> candidates = read_catalogue();
+  adopt_extents(candidates);
+  std::vector<std::vector<bool>> used(config.shards);
+  for (const Candidate& candidate : candidates) {
+    auto& row = used[candidate.slot & shard_mask];
+    const size_t index = candidate.slot >> shard_bits;
+    if (row.size() <= index) row.resize(index + 1);
+    row[index] = true;
+  }
+  for (uint32_t number = 0; number < config.shards; ++number) {
+    Shard& shard = shards[number];
+    const Lock lock(shard.mutex);
+    const auto& row = used[number];
+    shard.entries.restore(static_cast<uint32_t>(row.size()), [&](uint32_t index) {
+      if (!row[index]) {
+        const uint32_t slot = slot_of(shard, index);
+        if (generation(slot) % 2 == 0) set_generation(slot, generation(slot) + 1);
+      }
+      return row[index];
+    });
+  }
+  // In the order of their last use: each is the hottest of its queue when it comes.
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.tick < b.tick; });
+  for (const Candidate& candidate : candidates) {
+    const Lock lock(shards[candidate.slot & shard_mask].mutex);
+    adopt_entry(candidate);
+  }
+  std::reverse(kept.unchecked.begin(), kept.unchecked.end());
+  kept.found.held_blocks = kept.held.size();
+  kept.held_blocks = kept.held.size();
+  kept.left = kept.unchecked.size();
+  kept.found.adopt_us = static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin)
+          .count());
+}
+
+// False: it was damaged. A block that was removed or moved since is none of ours.
+bool Store::check_kept(uint32_t slot, uint64_t generation) {
+  Core::Shard& shard = core_->shards[slot & core_->shard_mask];
+  const uint32_t index = slot >> core_->shard_bits;
+  PinId pin{};
+  ConstSlice bytes;
+  uint32_t crc = 0;
+  {
+    const Core::Lock lock(shard.mutex);
+    const Core::BlockEntry& entry = shard.entries[index];
+    if (entry.state != State::kVisible || core_->generation(slot) != generation) return true;
+    const auto pinned = core_->pin_entry(shard, index);
+    if (!pinned) return true;  // no pins are left: its readers compare it
+    pin = *pinned;
+    bytes = core_->slice_of(entry);
+    crc = entry.crc;
+  }
+  core_->kept.checked_blocks.fetch_add(1, std::memory_order_relaxed);
+  core_->kept.checked_bytes.fetch_add(bytes.size, std::memory_order_relaxed);
+  const bool same = crc32c({bytes.data, bytes.size}) == crc;
+  if (!same) quarantine(pin);
+  release(pin);
+  return same;
+}
+
+KeptMemory Store::kept() const {
+  return core_->kept.found;
+}
+
+KeptProgress Store::tend_kept(uint64_t max_bytes) {
+  Core::KeptState& kept = core_->kept;
+  const uint64_t until = kept.checked_bytes.load(std::memory_order_relaxed) + max_bytes;
+  while (!kept.unchecked.empty() && kept.checked_bytes.load(std::memory_order_relaxed) < until) {
+    const auto [slot, generation] = kept.unchecked.back();
+    kept.unchecked.pop_back();
+    if (!check_kept(slot, generation)) kept.damaged_blocks.fetch_add(1, std::memory_order_relaxed);
+    kept.left.store(kept.unchecked.size(), std::memory_order_relaxed);
+  }
+  const bool writable = std::any_of(core_->arenas.begin(), core_->arenas.end(), [&](const auto& arena) {
+    return arena->memory->is_locked(1, core_->catalogue.session());
+  });
+  if (!kept.held.empty() && !writable) {
+    for (const ReservationId id : kept.held) abort(id);
+    kept.held.clear();
+    kept.held_blocks.store(0, std::memory_order_relaxed);
+  }
+  return {kept.checked_blocks, kept.checked_bytes, kept.damaged_blocks, kept.left, kept.held_blocks};
+}
+
+}  // namespace mooncache
