@@ -170,6 +170,16 @@ class StoreServer:
     def populate(self, offset: int, length: int, threads: int) -> None:
         """Puts memory behind these bytes of the arena."""
 
+    def kept(self) -> dict[str, Any]:
+        """
+        What became of the memory of a former process, and what the next one needs.
+        """
+
+    def tend_kept(self, max_bytes: int) -> dict[str, int]:
+        """
+        Compares adopted blocks with their checksums, and frees extents that nobody can write any more.
+        """
+
     def stats(self) -> dict[str, int]: ...
 
     def latency_histograms(self) -> dict[str, Any]: ...

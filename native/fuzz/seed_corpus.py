@@ -1,5 +1,6 @@
 """Write the seed corpora: for fuzz_wire one valid message for each decoder, in the order of kTargets; for fuzz_frames
-streams of frames, each behind the length at which it is cut; for fuzz_disk one page of each kind.
+streams of frames, each behind the length at which it is cut; for fuzz_disk one page of each kind; for fuzz_catalogue
+rows of changes.
 
 Usage: python native/fuzz/seed_corpus.py native/fuzz
 """
@@ -112,10 +113,26 @@ DISK: list[tuple[str, bytes]] = [
 ]
 
 
+def change(what: int, arena: int, slot: int, offset: int, size: int, value: int) -> bytes:
+    return struct.pack("<BBHIII", what, arena, slot, offset, size, value)
+
+
+# 0: a committed record, 1: a reserved one, 2: a byte of the catalogue, 3: a byte of the generations.
+CATALOGUE: list[tuple[str, bytes]] = [
+    ("record", change(0, 0, 5, 100, 500, 7) + change(1, 0, 9, 104, 900, 8)),
+    ("bytes", change(2, 0, 0, 4096 + 96 * 8 + 3, 0, 255) + change(3, 0, 0, 16, 0, 1)),
+    ("overlap", b"".join(change(number % 2, 0, number * 3, number * 7, 900, number) for number in range(20))),
+]
+
+
 def main(folder: Path) -> None:
-    wire, frames, disk = (folder / f"fuzz_{name}_corpus" for name in ("wire", "frames", "disk"))
-    for corpus in (wire, frames, disk):
+    wire, frames, disk, catalogue = (
+        folder / f"fuzz_{name}_corpus" for name in ("wire", "frames", "disk", "catalogue")
+    )
+    for corpus in (wire, frames, disk, catalogue):
         corpus.mkdir(parents=True, exist_ok=True)
+    for name, changes in CATALOGUE:
+        (catalogue / name).write_bytes(changes)
     for name, page in DISK:
         (disk / name).write_bytes(page)
     for number, (name, message) in enumerate(SEEDS):

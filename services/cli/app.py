@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, instances, local, services, tls, top, topology, trace
+from mooncache.cli import cluster, data, instances, local, node, services, tls, top, topology, trace
 from mooncache.cli import up as up_and_down
 from mooncache.cli.doctor import doctor
 from mooncache.cli.plan import plan
@@ -74,6 +74,7 @@ def build(chosen: str = "") -> App:
             "worker": services.worker,
             "master": services.master,
             "store-node": services.store_node,
+            "store-holder": services.store_holder,
         },
         BLOCKS: {
             "put": data.put,
@@ -91,6 +92,7 @@ def build(chosen: str = "") -> App:
             app.command(command, name=name, group=group)
     engine_verbs: Commands = {"drain": instances.drain, "undrain": instances.undrain, "role": instances.role}
     app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, **engine_verbs))
+    app.command(_folder("node", "Start a store node again.", CLUSTER, restart=node.restart))
     app.command(why, group=CLUSTER)
     doctor_app = _folder("doctor", "Say what is wrong and how to fix it.", CLUSTER, rdma=topology.doctor_rdma)
     doctor_app.default(doctor)

@@ -63,6 +63,9 @@ def store_node(
     node_id: Annotated[str | None, Parameter(help="Name of the node, stable over restarts.")] = None,
     capacity: Annotated[str | None, Parameter(help="Memory for blocks, for example 64GiB.")] = None,
     ssd: Annotated[str | None, Parameter(help="Space on disk for blocks that left memory.")] = None,
+    keep_memory: Annotated[
+        bool, Parameter(negative=(), help="Leave blocks in memory to the next start, also after kill -9.")
+    ] = False,
     host: Annotated[str | None, Parameter(help="Address to listen on, control and data.")] = None,
     port: Annotated[int | None, Parameter(help="Port of the control service.")] = None,
     data_port: Annotated[int | None, Parameter(help="Port for block bytes.")] = None,
@@ -79,6 +82,7 @@ def store_node(
     settings = {
         "store_node.node_id": node_id,
         "store_node.capacity_bytes": None if capacity is None else size_bytes(capacity, "--capacity"),
+        "store_node.keep_memory": "true" if keep_memory else None,
         "store_node.ssd_bytes": None if ssd is None else size_bytes(ssd, "--ssd"),
         "store_node.host": host,
         "store_node.data_host": host,
@@ -88,6 +92,24 @@ def store_node(
         "cluster.state_dir": state_dir,
     }
     return _run_service("mooncache.store_node", settings, config)
+
+
+def store_holder(*, state_dir: StateFolder = None, config: ConfigPath = None) -> int:
+    """Hold the memory of this machine's store nodes between two starts, in the foreground.
+
+    A node with `--keep-memory` starts a holder by itself where none answers. Run one as a service of its own where
+    the end of a node's service ends all of its processes (systemd, a container). It ends when it has had nothing to
+    hold for a minute.
+
+    For example:
+
+        mooncache store-holder --state-dir /var/lib/mooncache
+    """
+    from mooncache.config import load
+    from mooncache.store_node import holder
+    from mooncache.store_node.keeping import holder_path
+
+    return holder.main([str(holder_path(load(config, overrides={"cluster.state_dir": state_dir})))])
 
 
 def conductor(

@@ -83,6 +83,14 @@ def up(
     ssd: Annotated[
         str, Parameter(group=POOL, help="Space of each store node on disk, for blocks that left its memory.")
     ] = "0",
+    keep_memory: Annotated[
+        bool,
+        Parameter(
+            group=POOL,
+            negative=(),
+            help="Store nodes that end are started again with the blocks that they had.",
+        ),
+    ] = False,
     host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
     port: HttpPort = None,
     conductor_port: ConductorPort = None,
@@ -117,6 +125,7 @@ def up(
         nodes=nodes,
         capacity_bytes=size_bytes(capacity, "--capacity"),
         ssd_bytes=size_bytes(ssd, "--ssd"),
+        keep_memory=keep_memory,
         host=host,
         port=master_port,
         log_level=log_level,

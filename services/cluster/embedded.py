@@ -24,7 +24,7 @@ from typing import IO, Any, Self
 from mooncache.auth import load_cluster_token, load_or_create_cluster_token, tenant_token
 from mooncache.client.results import NodeView
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
-from mooncache.cluster.layout import ClusterLayout, is_worker, plan
+from mooncache.cluster.layout import HOLDER_SOCKET, ClusterLayout, is_worker, plan
 from mooncache.cluster.ports import PortPicker
 from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
 from mooncache.cluster.settings import ClusterSettings
@@ -41,6 +41,7 @@ from mooncache.config import load
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.store_node.keeping import end_holder
 
 __all__ = ["ClusterSettings", "EmbeddedCluster", "StartProgress"]
 
@@ -117,6 +118,8 @@ class EmbeddedCluster:
         killed: list[str] = []
         for services in _STOP_ORDER:
             killed += stop_all([part for part in self.parts.values() if part.service in services], timeout_s)
+        if self.settings.keep_memory and self._run_dir is not None:
+            end_holder(self._run_dir / HOLDER_SOCKET)
         if self.settings.serves:
             end_leftovers(self.run_id)
         remove_cluster_file(self.state_dir, os.getpid())

@@ -24,6 +24,7 @@ from mooncache.kvcache.instance_role import InstanceRole
 
 _BLOCK_TOKENS = 32
 _GPU_SHARE = 0.85
+HOLDER_SOCKET = "holder.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,9 @@ class _Planner:
         }
         if self._settings.ssd_bytes:
             more["SSD_BYTES"] = str(self._settings.ssd_bytes)
+        if self._settings.keep_memory:
+            more["KEEP_MEMORY"] = "true"
+            more["HOLDER_PATH"] = str(self._run_dir / HOLDER_SOCKET)
         return self._part(name, ServiceKind.STORE_NODE, f"{_bracketed(host)}:{self._ports.any()}", more)
 
     def _workers(self) -> list[Part]:

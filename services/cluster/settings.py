@@ -50,6 +50,7 @@ class ClusterSettings:
     nodes: int | None = None
     capacity_bytes: int = 1 << 30
     ssd_bytes: int = 0
+    keep_memory: bool = False
     host: str = "127.0.0.1"
     port: int | None = None
     log_level: str = "info"

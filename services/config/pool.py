@@ -101,6 +101,12 @@ class StoreNodeSection(Section):
     """Ask for huge pages: those of the host's pool (vm.nr_hugepages), else transparent ones where they are allowed."""
     prefault: bool = True
     """Touch the whole arena before the first block; otherwise the first write to each page pays for it."""
+    keep_memory: bool = False
+    """Leave blocks in memory to the next start of this node, also after kill -9; needs capacity_bytes."""
+    holder_path: OptionalPath = None
+    """Socket of the process that holds memory between two starts; empty means a path inside state_dir."""
+    hold_s: DurationS = Field(default=600.0, ge=1, le=86400)
+    """How long memory is held while the node does not run; then it is given back to the system."""
     numa_node: int = Field(default=-1, ge=-1, le=1023)
     """NUMA node of the arena's memory; -1 takes the node of the thread that first touches each page."""
     eviction: str = ""

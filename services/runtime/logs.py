@@ -50,6 +50,11 @@ class Event(enum.StrEnum):
     NODE_ARENA = "node.arena"  # the memory of a node's arena; `note` says why without huge pages
     NODE_ARENA_FILLS = "node.arena_fills"  # a node touches the whole arena before it serves
     NODE_ARENA_READY = "node.arena_ready"  # the whole arena has memory
+    NODE_MEMORY_ADOPTED = "node.memory_adopted"  # blocks of a former process are served again
+    NODE_MEMORY_COLD = "node.memory_cold"  # a node that keeps its memory starts empty; `reason` says why
+    NODE_MEMORY_KEPT = "node.memory_kept"  # a holder has what the next start of the node takes over
+    NODE_MEMORY_NOT_KEPT = "node.memory_not_kept"  # no holder has it: the next start is empty
+    NODE_MEMORY_CHECKED = "node.memory_checked"  # all adopted blocks were compared with their checksums
     NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
     REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
     REPORT_FULL_FINISHED = "report.full_finished"  # the directory has all blocks of a node

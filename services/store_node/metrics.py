@@ -123,6 +123,10 @@ _GAUGES = frozenset(
         "ssd_block_bytes",
         "ssd_index_bytes",
         "ssd_devices_answering",
+        "kept_blocks_adopted",
+        "kept_bytes_adopted",
+        "kept_blocks_unchecked",
+        "kept_extents_held",
     }
 )
 

@@ -36,10 +36,12 @@ from mooncache.store_node.background import (
     relay_native_log,
     release_spares,
     report_blocks,
+    tend_kept,
 )
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
+from mooncache.store_node.keeping import Keeping, close_all, keeping_of, leave_with_holder
 from mooncache.store_node.metrics import NodeCollector
 from mooncache.store_node.ops import (
     copy_blocks,
@@ -102,6 +104,7 @@ class StoreNodeService(Service):
         self._server: StoreServer | None = None
         self._state: StoreNodeState | None = None
         self._credentials: grpc.ChannelCredentials | None = None
+        self._keeping: Keeping | None = None
 
     @property
     def state(self) -> StoreNodeState:
@@ -110,8 +113,6 @@ class StoreNodeService(Service):
 
     async def build(self) -> RpcTable:
         """Open the native server (its data port begins to serve here) and make the state."""
-        from mooncache import _native
-
         node = self.config.store_node
         identity = NodeIdentity(
             node_id=node.node_id or kept_node_id(self.config.cluster.state_dir),
@@ -121,7 +122,8 @@ class StoreNodeService(Service):
             started_wall_ms=int(self.clock.wall_s() * 1000),
         )
         settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
-        self._server = server = call_native(_native.StoreServer, settings)
+        self._keeping = keeping_of(self.config, identity.node_id)
+        self._server = server = await self._open(settings)
         check_arena(server.arena())
         describe(server)
         if node.prefault:
@@ -145,6 +147,20 @@ class StoreNodeService(Service):
         self.metrics.registry.register(NodeCollector(self._state, server))
         return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
 
+    async def _open(self, settings: dict[str, Any]) -> StoreServer:
+        """The native server, with the memory that a former process left where this node keeps its own."""
+        from mooncache import _native
+
+        if self._keeping is None:
+            return call_native(_native.StoreServer, settings)
+        files = await asyncio.to_thread(self._keeping.take)
+        try:
+            server = call_native(_native.StoreServer, {**settings, "keep_memory": True, "kept_fds": files})
+        finally:
+            close_all(files)
+        await asyncio.to_thread(leave_with_holder, server, self._keeping)
+        return server
+
     def binds(self) -> Sequence[tuple[str, str]]:
         """The data port, too."""
         return [*super().binds(), ("store_node.data_host", self.config.store_node.data_host)]
@@ -167,7 +183,14 @@ class StoreNodeService(Service):
     def duties(self) -> Sequence[Duty]:
         state, server = self.state, self._server
         assert server is not None, "build has not run"
+        keeping = self._keeping
+        kept = (
+            (Duty("tend_kept", lambda: tend_kept.run(server, keeping, self.clock)),)
+            if keeping is not None
+            else ()
+        )
         return (
+            *kept,
             Duty("keep_membership", lambda: keep_membership.run(state)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
             Duty("release_spares", lambda: release_spares.run(state)),

@@ -168,6 +168,12 @@ Result<Catalogue> Catalogue::adopt(int fd, const CatalogueShape& shape) {
   return catalogue;
 }
 
+void Catalogue::prefetch(uint32_t slot) const {
+  const auto* const line = reinterpret_cast<const std::byte*>(&at(slot));
+  __builtin_prefetch(line, 1);
+  __builtin_prefetch(line + kRecordBytes - 1, 1);
+}
+
 void Catalogue::reserve(uint32_t slot, const KeptRecord& record) {
   Record& kept = at(slot);
   word(kept.seal).store(0, std::memory_order_relaxed);
@@ -186,7 +192,7 @@ void Catalogue::commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_
 }
 
 void Catalogue::clear(uint32_t slot) {
-  word(at(slot).seal).store(0, std::memory_order_seq_cst);
+  word(at(slot).seal).store(0, std::memory_order_release);
 }
 
 void Catalogue::note_use(uint32_t slot, uint64_t tick, uint8_t queue) {

@@ -61,6 +61,8 @@ class Catalogue {
   // Number of the process that uses the memory, from 1.
   uint64_t session() const { return session_; }
 
+  // The record will be written soon.
+  void prefetch(uint32_t slot) const;
   void reserve(uint32_t slot, const KeptRecord& record);
   // The slot is reserved.
   void commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms);

@@ -288,7 +288,6 @@ void Store::Core::link(Shard& shard, uint32_t index) {
   BlockEntry& entry = shard.entries[index];
   const auto queue = static_cast<size_t>(entry.queue);
   entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
-  if (catalogue.is_open()) catalogue.note_use(slot_of(shard, index), entry.tick, static_cast<uint8_t>(queue));
   entry.linked = 1;
   store::push_front<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
   store::push_front<store::kTenantPrevious, store::kTenantNext>(shard.tenant_lists[entry.tenant],
@@ -393,6 +392,7 @@ void Store::Core::end_reservation(Shard& shard, uint32_t index) {
 Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms, bool from_disk) {
   BlockEntry& entry = shard.entries[index];
   const uint64_t hash = hash_of(entry.tenant, entry.key);
+  if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
   end_reservation(shard, index);
   if (find(shard, hash, entry.tenant, entry.key) != kNone) {
     ++shard.count.races_lost;
@@ -423,6 +423,7 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   // Written by a client while the disk did not answer: what lies there may be another content.
   if (tier && !from_disk) (void)tier->remove(entry.tenant, entry.key, {});
   link(shard, index);
+  if (catalogue.is_open()) catalogue.note_use(slot, entry.tick, static_cast<uint8_t>(entry.queue));
   if (commit_callback) commit_callback(entry.tenant, entry.key);
   return Status::ok();
 }

@@ -156,6 +156,7 @@ struct Store::Core {
     // Slot and generation of adopted blocks that were not looked at yet, the coldest last.
     std::vector<std::pair<uint32_t, uint64_t>> unchecked;
     std::vector<ReservationId> held;
+    uint32_t next_noted = 0;  // entry, of each shard
     std::atomic<uint64_t> checked_blocks{0}, checked_bytes{0}, damaged_blocks{0}, left{0}, held_blocks{0};
   };
   struct Candidate;
@@ -168,6 +169,7 @@ struct Store::Core {
   void refuse(const Candidate& candidate);
   void adopt_extents(std::vector<Candidate>& candidates);
   void adopt_entry(const Candidate& candidate);
+  void note_uses();
 
   // --- the SSD tier below (tiering.cpp) ---
   class MemoryAbove;  // what the disks ask

@@ -212,6 +212,7 @@ void Store::Core::adopt_entry(const Candidate& candidate) {
   kept.found.bytes += entry.size;
   kept.unchecked.emplace_back(candidate.slot, current);
   link(shard, index);
+  catalogue.note_use(candidate.slot, entry.tick, static_cast<uint8_t>(entry.queue));
 }
 
 void Store::Core::adopt_blocks() {
@@ -253,6 +254,24 @@ void Store::Core::adopt_blocks() {
           .count());
 }
 
+// How warm some of the blocks are, round after round: a read of a block need not write its record.
+void Store::Core::note_uses() {
+  constexpr uint32_t kEntries = 1024;  // of each shard
+  bool more = false;
+  for (uint32_t number = 0; number < config.shards; ++number) {
+    Shard& shard = shards[number];
+    const Lock lock(shard.mutex);
+    const uint32_t end = std::min(shard.entries.size(), kept.next_noted + kEntries);
+    for (uint32_t index = kept.next_noted; index < end; ++index) {
+      const BlockEntry& entry = shard.entries[index];
+      if (entry.state == State::kVisible)
+        catalogue.note_use(slot_of(shard, index), entry.tick, static_cast<uint8_t>(entry.queue));
+    }
+    more = more || end < shard.entries.size();
+  }
+  kept.next_noted = more ? kept.next_noted + kEntries : 0;
+}
+
 // False: it was damaged. A block that was removed or moved since is none of ours.
 bool Store::check_kept(uint32_t slot, uint64_t generation) {
   Core::Shard& shard = core_->shards[slot & core_->shard_mask];
@@ -291,6 +310,7 @@ KeptProgress Store::tend_kept(uint64_t max_bytes) {
     if (!check_kept(slot, generation)) kept.damaged_blocks.fetch_add(1, std::memory_order_relaxed);
     kept.left.store(kept.unchecked.size(), std::memory_order_relaxed);
   }
+  if (core_->catalogue.is_open()) core_->note_uses();
   const bool writable = std::any_of(core_->arenas.begin(), core_->arenas.end(), [&](const auto& arena) {
     return arena->memory->is_locked(1, core_->catalogue.session());
   });

@@ -215,6 +215,7 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
     index = shard.entries.allocate();
   }
   if (index == kNone) return {Code::kNoSpace, "no free slot: blocks are smaller than expected_block_bytes"};
+  if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
   BlockEntry& entry = shard.entries[index];
   entry = BlockEntry{};
   entry.key = key;

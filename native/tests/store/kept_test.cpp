@@ -112,6 +112,7 @@ TEST_F(KeptStore, TheColdestStillGoesFirst) {
   start(kept_config(64 * 1024));
   for (uint64_t number = 0; number < 64; ++number) ASSERT_EQ(put(*store_, number, 1024, 1), Code::kOk);
   for (uint64_t number = 0; number < 8; ++number) ASSERT_TRUE(reads_right(*store_, number));
+  (void)store_->tend_kept(0);
   restart(64 * 1024);
   (void)store_->tend_kept(~uint64_t{0} >> 1);
   for (uint64_t number = 100; number < 150; ++number) ASSERT_EQ(put(*store_, number, 1024, 9), Code::kOk);

@@ -1,0 +1,214 @@
+"""A store node's side of the holder: what it takes over at its start, and what it leaves for the next start.
+
+Every call has a time limit. Without a holder the node works as one without `store_node.keep_memory`, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mooncache.config import Config
+from mooncache.errors import ConfigInvalid
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.store_node.holder import DETACHED, FILES_MAX, MESSAGE_BYTES_MAX, send
+
+if TYPE_CHECKING:
+    from mooncache._native import StoreServer
+
+_CALL_S: Final = 2.0
+_START_S: Final = 10.0
+_IN_USE_S: Final = 5.0
+_POLL_S: Final = 0.05
+_UNIX_PATH_MAX: Final = 100
+
+log = get_logger(__name__)
+
+
+class HolderError(Exception):
+    """The holder's own words, or why it cannot be reached."""
+
+
+class Keeping:
+    """The memory of one node at its holder."""
+
+    def __init__(self, path: Path, node_id: str, hold_s: float) -> None:
+        self.path, self._node_id, self._hold_s = path, node_id, hold_s
+
+    def take(self) -> list[int]:
+        """Descriptors of what a former process left, which are the caller's now; none when there is nothing.
+
+        Waits a moment for a former process that is about to end.
+
+        Raises:
+            ConfigInvalid: another process runs as this node, or there is no holder and none can be started.
+        """
+        self.start_holder()
+        deadline_s = time.monotonic() + _IN_USE_S
+        while True:
+            try:
+                _, files = ask(self.path, {"op": "take", "node": self._node_id})
+                return files
+            except HolderError as why:
+                if time.monotonic() >= deadline_s:
+                    raise ConfigInvalid(
+                        f"The memory of {self._node_id} cannot be taken over: {why}. Stop that process, or give this "
+                        "node another store_node.node_id."
+                    ) from None
+                time.sleep(_POLL_S)
+
+    def keep(self, files: Sequence[int]) -> None:
+        """Leave descriptors with the holder, instead of those that it has; start a holder when there is none.
+
+        Raises:
+            HolderError: it does not take them.
+        """
+        if len(files) > FILES_MAX:
+            raise HolderError(f"more than {FILES_MAX} files; choose larger arenas")
+        with contextlib.suppress(ConfigInvalid):
+            self.start_holder()
+        request = {"op": "keep", "node": self._node_id, "files": len(files), "hold_s": self._hold_s}
+        ask(self.path, request, files)
+
+    def has(self, count: int) -> bool:
+        """Whether the holder has so many files of this process."""
+        try:
+            answer, _ = ask(self.path, {"op": "list"})
+            row = answer["nodes"][self._node_id]
+            return bool(row["pid"] == os.getpid() and row["files"] == count)
+        except (HolderError, KeyError, TypeError):
+            return False
+
+    def start_holder(self) -> None:
+        """Make sure that a holder answers. It belongs to no service: it outlives who started it.
+
+        Raises:
+            ConfigInvalid: none answers in time.
+        """
+        deadline_s = time.monotonic() + _START_S
+        started = False
+        while True:
+            try:
+                ask(self.path, {"op": "list"})
+                return
+            except HolderError as why:
+                if time.monotonic() >= deadline_s:
+                    raise ConfigInvalid(
+                        f"No process holds memory at {self.path} ({why}). Start `mooncache store-holder`, or set "
+                        "store_node.keep_memory to false."
+                    ) from None
+            if not started:
+                started = True
+                _start(self.path)
+            time.sleep(_POLL_S)
+
+
+def _start(path: Path) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # the next question finds none
+        subprocess.run(
+            [sys.executable, "-m", "mooncache.store_node.holder", str(path), DETACHED],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            timeout=_START_S,
+            check=False,
+        )
+
+
+def end_holder(path: Path) -> None:
+    """Let go of everything that is held there; harmless when nothing is."""
+    with contextlib.suppress(HolderError):
+        ask(path, {"op": "end"})
+
+
+def ask(path: Path, request: dict[str, Any], files: Sequence[int] = ()) -> tuple[dict[str, Any], list[int]]:
+    """One request: the answer, and descriptors that are the caller's now.
+
+    Raises:
+        HolderError: it said no, or does not answer.
+    """
+    taken: list[int] = []
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(_CALL_S)
+            connection.connect(str(path))
+            send(connection, request, list(files))
+            data, taken, _, _ = socket.recv_fds(connection, MESSAGE_BYTES_MAX * 16, FILES_MAX)
+        answer = json.loads(data)
+        if not answer["ok"]:
+            raise HolderError(str(answer["why"]))
+    except OSError as error:
+        raise HolderError(f"no answer: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        close_all(taken)
+        raise HolderError("it does not speak as a holder does") from None
+    for file in taken:
+        os.set_inheritable(file, False)
+    return answer, taken
+
+
+def close_all(files: list[int]) -> None:
+    """Close descriptors that `ask` gave."""
+    for file in files:
+        os.close(file)
+
+
+def leave_with_holder(server: StoreServer, keeping: Keeping) -> None:
+    """Say what became of the former process' memory, and leave this one's with the holder at once: memory that was
+    not adopted is given back before the new one is filled."""
+    kept = server.kept()
+    if kept["adopted"]:
+        log.info(
+            Event.NODE_MEMORY_ADOPTED,
+            blocks=kept["blocks"],
+            bytes=kept["bytes"],
+            refused=kept["refused"],
+            held_extents=kept["held_extents"],
+            seconds=round(kept["seconds"], 6),
+        )
+    else:
+        log.info(Event.NODE_MEMORY_COLD, reason=kept["why_not"] or "no memory was held for it")
+    try:
+        keeping.keep(kept["fds"])
+    except HolderError as why:
+        log.warning(Event.NODE_MEMORY_NOT_KEPT, reason=str(why))
+
+
+def keeping_of(config: Config, node_id: str) -> Keeping | None:
+    """Where a node of this configuration keeps its memory; None when it does not.
+
+    Raises:
+        ConfigInvalid: settings that contradict each other.
+    """
+    node = config.store_node
+    if not node.keep_memory:
+        return None
+    if node.arena_path is not None or node.arena_device:
+        raise ConfigInvalid(
+            "store_node.keep_memory is for host memory: leave out arena_path and arena_device. What lies there is "
+            "not taken over by the next start."
+        )
+    if not node.capacity_bytes:
+        raise ConfigInvalid(
+            "store_node.keep_memory needs store_node.capacity_bytes: memory of another size is not taken over."
+        )
+    path = holder_path(config)
+    if len(os.fsencode(path)) > _UNIX_PATH_MAX:
+        raise ConfigInvalid(
+            f"The holder's path is longer than {_UNIX_PATH_MAX} bytes: {path}. Set store_node.holder_path."
+        )
+    return Keeping(path, node_id, node.hold_s)
+
+
+def holder_path(config: Config) -> Path:
+    """The socket of the holder of this machine's nodes."""
+    return config.store_node.holder_path or config.cluster.state_dir / "run" / "holder.sock"
