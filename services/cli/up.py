@@ -45,6 +45,12 @@ EngineName = Annotated[
     str,
     Parameter(group=ENGINES, help="auto, vllm, hf (a small engine on transformers) or none (a pool alone)."),
 ]
+KeepMemory = Annotated[
+    bool,
+    Parameter(
+        group=POOL, negative=(), help="Store nodes that end are started again with the blocks that they had."
+    ),
+]
 HttpPort = Annotated[
     int | None, Parameter(group=PORTS, help="HTTP port; default 8000 when free. 0: any free port.")
 ]
@@ -83,14 +89,7 @@ def up(
     ssd: Annotated[
         str, Parameter(group=POOL, help="Space of each store node on disk, for blocks that left its memory.")
     ] = "0",
-    keep_memory: Annotated[
-        bool,
-        Parameter(
-            group=POOL,
-            negative=(),
-            help="Store nodes that end are started again with the blocks that they had.",
-        ),
-    ] = False,
+    keep_memory: KeepMemory = False,
     host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
     port: HttpPort = None,
     conductor_port: ConductorPort = None,

@@ -58,6 +58,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/storage.md", "mooncache up --engine none --ssd"): Cannot(
         "needs disks of that size", instead=("tests/store_node/test_ssd_tier.py",)
     ),
+    ("docs/storage.md", "mooncache up --engine none --keep-memory"): Cannot(
+        "runs a cluster in the foreground", instead=("tests/store_node/test_kept_memory.py",)
+    ),
     ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
     ("docs/tutorial.md", "curl http://127.0.0.1:8000"): By(CLUSTER),
     ("docs/tutorial.md", "mooncache why"): By(CLUSTER),

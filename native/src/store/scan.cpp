@@ -113,6 +113,22 @@ SnapshotPage Store::snapshot(uint64_t cursor, uint32_t max) const {
   return page;
 }
 
+namespace {
+
+// `Kept` is Core::KeptState, which only members can name.
+template <typename Kept>
+std::vector<std::pair<std::string, uint64_t>> kept_stats(const Kept& kept) {
+  return {{"kept_blocks_adopted", kept.found.blocks},
+          {"kept_bytes_adopted", kept.found.bytes},
+          {"kept_records_refused", kept.found.refused},
+          {"kept_blocks_checked", kept.checked_blocks.load(std::memory_order_relaxed)},
+          {"kept_blocks_damaged", kept.damaged_blocks.load(std::memory_order_relaxed)},
+          {"kept_blocks_unchecked", kept.left.load(std::memory_order_relaxed)},
+          {"kept_extents_held", kept.held_blocks.load(std::memory_order_relaxed)}};
+}
+
+}  // namespace
+
 StoreStats Store::stats() const {
   StoreStats stats;
   stats.capacity_bytes = core_->config.capacity_bytes;
@@ -156,14 +172,7 @@ StoreStats Store::stats() const {
   stats.bookkeeping_bytes += core_->generations.resident_bytes();
   if (core_->catalogue.is_open()) {
     stats.bookkeeping_bytes += core_->catalogue.file().resident_bytes();
-    const auto& kept = core_->kept;
-    stats.kept = {{"kept_blocks_adopted", kept.found.blocks},
-                  {"kept_bytes_adopted", kept.found.bytes},
-                  {"kept_records_refused", kept.found.refused},
-                  {"kept_blocks_checked", kept.checked_blocks.load(std::memory_order_relaxed)},
-                  {"kept_blocks_damaged", kept.damaged_blocks.load(std::memory_order_relaxed)},
-                  {"kept_blocks_unchecked", kept.left.load(std::memory_order_relaxed)},
-                  {"kept_extents_held", kept.held_blocks.load(std::memory_order_relaxed)}};
+    stats.kept = kept_stats(core_->kept);
   }
   if (core_->advisor) stats.bookkeeping_bytes += core_->advisor->memory_bytes();
   stats.used_bytes = stats.capacity_bytes - stats.free_bytes;
