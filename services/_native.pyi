@@ -177,7 +177,7 @@ class StoreServer:
 
     def tend_kept(self, max_bytes: int) -> dict[str, int]:
         """
-        Compares adopted blocks with their checksums, and frees extents that nobody can write any more.
+        Compares adopted blocks with their checksums, and frees extents that no former client can write now.
         """
 
     def stats(self) -> dict[str, int]: ...

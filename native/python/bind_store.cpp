@@ -365,7 +365,8 @@ void bind_store(nb::module_& m) {
            "Puts memory behind these bytes of the arena.")
       .def("kept", &kept, "What became of the memory of a former process, and what the next one needs.")
       .def("tend_kept", &tend_kept, "max_bytes"_a,
-           "Compares adopted blocks with their checksums, and frees extents that nobody can write any more.")
+           "Compares adopted blocks with their checksums, and frees extents that no former client can write "
+           "now.")
       .def("stats", &stats)
       .def("latency_histograms", &latency_histograms)
       .def("rails", &rails)

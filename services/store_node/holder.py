@@ -44,7 +44,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not an error of this proces
 
 @dataclass(slots=True)
 class _Held:
-    """The files of one node. `process` is a pidfd of who has them now; -1: nobody."""
+    """The files of one node. `process` is a pidfd of who has them now; -1: none."""
 
     files: list[int] = field(default_factory=list)
     size_bytes: int = 0
@@ -181,7 +181,7 @@ class _Server:
         self._open: dict[socket.socket, float] = {}
 
     def run(self) -> None:
-        """Until it is told to end, or has had nothing to hold for a while."""
+        """Until a request or a signal ends it, or has had nothing to hold for a while."""
         idle_since_s = time.monotonic()
         while not self._holder.ended:
             for key, _ in self._selector.select(_TICK_S):

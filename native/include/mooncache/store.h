@@ -362,7 +362,7 @@ class Store {
   const std::vector<SegmentFd>& segments() const;
   KeptMemory kept() const;
   // Compares adopted blocks with their checksums, the coldest first, until `max_bytes` are read or none is
-  // left: a damaged one becomes a miss. Gives extents free that no process can write any more. One caller at
+  // left: a damaged one becomes a miss. Gives extents free that no process can write now. One caller at
   // a time.
   KeptProgress tend_kept(uint64_t max_bytes);
   const StoreConfig& config() const;  // as it is in force: capacity and quantum are those of the memory

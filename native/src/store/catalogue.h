@@ -2,7 +2,7 @@
 //
 // A record becomes valid by one store of its seal, a checksum of everything that the seal stands for. So a
 // process that is killed at any moment leaves the former state of a record, or the next one:
-//   none -> reserved (somebody may write the extent) -> committed (a block) -> none
+//   none -> reserved (a client may write the extent) -> committed (a block) -> none
 // The owner calls commit() behind the last byte of a block, and clear() before anything else can use its
 // memory. What a former process left is input like any other: adopt() and read() believe nothing.
 // Not thread-safe for one slot: the lock of its shard guards it.

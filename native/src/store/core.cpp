@@ -369,8 +369,8 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
   ++shard.count.zombies;
 }
 
-// The order matters: first the catalogue (nobody adopts it), then the generation (one-sided readers of the
-// old block now fail), then the memory.
+// The order matters: first the catalogue (no later process adopts it), then the generation (one-sided readers
+// of the old block now fail), then the memory.
 void Store::Core::free_entry(Shard& shard, uint32_t index) {
   BlockEntry& entry = shard.entries[index];
   const uint32_t slot = slot_of(shard, index);

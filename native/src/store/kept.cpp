@@ -5,8 +5,8 @@
 // every read, as always, and once in the background.
 // An extent that was reserved when the former process ended may still be written by a client that has the
 // arena mapped. It is no block, and it stays reserved: the writable descriptors of each process hold a lock
-// of the kernel's that lasts as long as any descriptor or mapping that came from them. When nobody has the
-// lock of a former process any more, nobody can write, and the extent is free. Devices cannot write by then:
+// of the kernel's that lasts as long as any descriptor or mapping that came from them. When that lock is gone
+// no client can write, and the extent is free. Devices cannot write by then:
 // who lends the descriptors waits until the former process is gone, and its registrations with it.
 #include <algorithm>
 #include <chrono>

@@ -73,7 +73,7 @@ Status Memfd::finish(const MemfdOptions& options) {
   return Status::ok();
 }
 
-// The size is sealed, so what is looked at once holds for ever.
+// The size is sealed, so what is looked at once does not change.
 Status Memfd::take(int fd, uint64_t size_bytes) {
   constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK;
   struct stat facts {};

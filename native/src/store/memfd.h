@@ -40,7 +40,7 @@ class Memfd {
   int fd_rw() const { return fd_rw_; }
   // Sets a descriptor apart that may outlive this process, kept_fd(). What fd_rw() leads to from now on, and
   // what is sent to others as fd_rw(), holds the lock of byte `number` until the last of its descriptors and
-  // mappings is gone, whoever has them. ALREADY_EXISTS: somebody has that lock.
+  // mappings is gone, whoever has them. ALREADY_EXISTS: another one has that lock.
   Status keep(uint64_t number);
   int kept_fd() const { return kept_fd_; }
   // Whether descriptors or mappings exist that hold the lock of a byte in [from, below).

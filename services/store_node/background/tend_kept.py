@@ -1,7 +1,7 @@
 """Duty: look through the blocks that a former process left, and keep what the next one needs with the holder.
 
 Blocks are compared with their checksums at a bounded rate, the coldest first; readers compare them anyway. Extents
-that a client of a former process may still write are asked about until nobody can. A holder that is gone costs
+that a client of a former process may still write are asked about until none can. A holder that is gone costs
 nothing but the next start: a new one is started and gets the same files.
 """
 
