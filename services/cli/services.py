@@ -98,8 +98,7 @@ def store_holder(*, state_dir: StateFolder = None, config: ConfigPath = None) ->
     """Hold the memory of this machine's store nodes between two starts, in the foreground.
 
     A node with `--keep-memory` starts a holder by itself where none answers. Run one as a service of its own where
-    the end of a node's service ends all of its processes (systemd, a container). It ends when it has had nothing to
-    hold for a minute.
+    the end of a node's service ends all of its processes (systemd, a container).
 
     For example:
 

@@ -3,8 +3,7 @@
 It has descriptors and nothing else: it maps nothing and reads no byte. One request and one answer on each connection
 of a UNIX socket (SEQPACKET, JSON, descriptors beside it), from processes of the same user only. A node's files are
 lent to one process at a time, until that process is gone from the kernel: its threads, its mappings, and with them
-every registration that a device could still write through. Files that no process has for `hold_s` are dropped; the
-holder ends when it has had nothing to hold for a while.
+every registration that a device could still write through. Files that no process has for `hold_s` are dropped.
 """
 
 from __future__ import annotations
@@ -174,14 +173,14 @@ def _check_file(file: int) -> None:
 class _Server:
     """The socket around a Holder."""
 
-    def __init__(self, listener: socket.socket, holder: Holder) -> None:
-        self._listener, self._holder = listener, holder
+    def __init__(self, listener: socket.socket, holder: Holder, *, stays: bool) -> None:
+        self._listener, self._holder, self._stays = listener, holder, stays
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._open: dict[socket.socket, float] = {}
 
     def run(self) -> None:
-        """Until a request or a signal ends it, or has had nothing to hold for a while."""
+        """Until a request or a signal ends it; one that a node started also ends when it holds nothing for a while."""
         idle_since_s = time.monotonic()
         while not self._holder.ended:
             for key, _ in self._selector.select(_TICK_S):
@@ -193,7 +192,7 @@ class _Server:
             self._holder.tick(now_s)
             for peer in [peer for peer, since_s in self._open.items() if now_s - since_s > _REQUEST_S]:
                 self._close(peer)
-            if self._holder.holds or self._open:
+            if self._holder.holds or self._open or self._stays:
                 idle_since_s = now_s
             if now_s - idle_since_s > _IDLE_S:
                 return
@@ -285,10 +284,11 @@ def listen(path: Path) -> socket.socket | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hold until there is nothing left to hold. 0; 1 when the socket cannot be made."""
+    """Hold until a signal or a request ends it. 0; 1 when the socket cannot be made."""
     words = sys.argv[1:] if arguments is None else arguments
     path = Path(words[0])
-    if DETACHED in words[1:] and os.fork() > 0:
+    detached = DETACHED in words[1:]
+    if detached and os.fork() > 0:
         return 0  # so that it is no child of who started it
     try:
         listener = listen(path)
@@ -305,7 +305,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     with listener:
-        _Server(listener, holder).run()
+        _Server(listener, holder, stays=not detached).run()
         with contextlib.suppress(OSError):
             path.unlink()
     return 0
