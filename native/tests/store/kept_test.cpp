@@ -164,7 +164,7 @@ TEST_F(KeptStore, AWriterThatLivesKeepsItsExtent) {
   start(kept_config(kMiB));
   const auto writing = store_->reserve(kTenant, key_of(1), 4096, 1);
   ASSERT_TRUE(writing.is_ok());
-  const SegmentFd& arena = store_->segments().front();
+  const SegmentFd arena = store_->segments().front();
   const int passed = ::fcntl(arena.fd_rw, F_DUPFD_CLOEXEC, 0);  // as a message carries it
   auto* const mapped =
       static_cast<std::byte*>(::mmap(nullptr, arena.size, PROT_READ | PROT_WRITE, MAP_SHARED, passed, 0));
