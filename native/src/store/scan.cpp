@@ -169,11 +169,8 @@ StoreStats Store::stats() const {
                                shard.ghosts.memory_bytes() + shard.pins.memory_bytes() + sizeof shard +
                                shard.retention_ends.capacity() * sizeof(store::Shard::RetentionEnd);
   }
-  stats.bookkeeping_bytes += core_->generations.resident_bytes();
-  if (core_->catalogue.is_open()) {
-    stats.bookkeeping_bytes += core_->catalogue.file().resident_bytes();
-    stats.kept = kept_stats(core_->kept);
-  }
+  stats.bookkeeping_bytes += core_->generations.resident_bytes() + core_->catalogue.file().resident_bytes();
+  if (core_->catalogue.is_open()) stats.kept = kept_stats(core_->kept);
   if (core_->advisor) stats.bookkeeping_bytes += core_->advisor->memory_bytes();
   stats.used_bytes = stats.capacity_bytes - stats.free_bytes;
   const uint64_t probation = core_->queue_bytes[0].load(std::memory_order_relaxed);
