@@ -14,7 +14,7 @@ TEST(AdmissionTest, TheLikelyAreWrittenAndTheBudgetRaisesTheBar) {
   EXPECT_FALSE(worth_writing({5, true, 0.01}, 1, 0)) << "hardly ever used again, whatever it was";
   EXPECT_TRUE(worth_writing({0, false, 0.1}, 1, 1));
   EXPECT_FALSE(worth_writing({0, false, 0.1}, 0, 0)) << "nothing is left of the budget";
-  EXPECT_TRUE(worth_writing({0, false, 0.5}, 0, 1));
+  EXPECT_TRUE(worth_writing({0, false, 0.85}, 0, 1));
   EXPECT_TRUE(worth_writing({1, false}, 0, 1)) << "unknown, but it was read";
   EXPECT_FALSE(worth_writing({0, false}, 0.5, 0.7));
   EXPECT_TRUE(worth_writing({0, false}, 0.5, 0.3));

@@ -62,7 +62,7 @@ struct Candidate {
 
 // `slack`: what is left of the budget, `draw`: both 0 to 1.
 inline bool worth_writing(const Candidate& block, double slack, double draw) {
-  constexpr double kLeastChance = 0.02, kMostChance = 0.4;
+  constexpr double kLeastChance = 0.02, kMostChance = 0.8;
   if (block.chance >= 0) return block.chance >= kLeastChance + (kMostChance - kLeastChance) * (1 - slack);
   if (block.hits > 0 || block.known_good) return true;
   return draw < slack;
