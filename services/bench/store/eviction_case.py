@@ -36,7 +36,7 @@ class EvictionPolicy(StrEnum):
     LEARNT = "mooncache"
 
 
-BASE_POLICY = EvictionPolicy.LRU
+BASE_POLICY = EvictionPolicy.TWO_QUEUES
 
 
 def eviction_rows(report: Report, options: StoreBenchOptions, progress: Progress) -> None:
