@@ -138,7 +138,7 @@ def show_comparison(console: Console, summaries: Sequence[Summary]) -> None:
         ("goodput", [s.goodput_per_s for s in summaries], True),
         ("refused", [_refused(s) / max(1, s.requests) for s in summaries], False),
         ("hit ratio", [s.hit_ratio for s in summaries], True),
-        ("over no limit's", [s.hits_of_unlimited for s in summaries], True),
+        ("of max", [s.hits_of_unlimited for s in summaries], True),
         ("per prompt", [s.gpu_s_per_request for s in summaries], False),
     )
     for title, columns in (("Times, the best in bold", times), ("Promises, reuse, computing", rates)):
@@ -155,7 +155,7 @@ def _refused(summary: Summary) -> int:
 
 def _cell(name: str, values: list[float], row: int, *, most: bool) -> str:
     value = values[row]
-    if name in {"attainment", "refused", "hit ratio", "over no limit's"}:
+    if name in {"attainment", "refused", "hit ratio", "of max"}:
         text = percent(value)
     elif name == "goodput":
         text = f"{value:.2f} /s"
