@@ -113,6 +113,29 @@ def index_benchmark(blocks: int, holders: int, operations: int = 4000000) -> dic
     Block operations per second of one core for apply, locate and match, with `blocks` blocks on `holders` holders, and bytes of index per block. ValueError for zeros or sizes beyond the limits.
     """
 
+class DiskModel:
+    """
+    Which blocks a store node's disk would have, without a disk: the same decisions.
+    """
+
+    def __init__(self, capacity_bytes: int, block_bytes: int, write_bytes_per_s: int = 0, seed: int = 1) -> None: ...
+
+    def offer(self, block: int, hits: int, chance: float, now_s: float) -> list[int]:
+        """
+        Memory evicts the block. Returns the blocks that the disk gives up for it.
+        """
+
+    def touch(self, block: int) -> None:
+        """It was asked for."""
+
+    def discard(self, block: int) -> None: ...
+
+    def counts(self) -> dict[str, Any]: ...
+
+    def __contains__(self, block: int) -> bool: ...
+
+    def __len__(self) -> int: ...
+
 def replay_chains(eviction: str, capacity_blocks: int, chains: Sequence[Sequence[int]], times_ms: Sequence[int]) -> list[int]:
     """
     Leading blocks found of each chain by a store with the policy: each chain is asked for, then what is missing is put. ValueError for a policy or capacity that the store refuses.
@@ -138,6 +161,11 @@ class Reuse:
 
     def victim(self, now_s: float, incoming: int | None = None) -> tuple[int, float] | None:
         """(block, worth) of what should go next, None when no block is known."""
+
+    def next_victims(self, now_s: float, limit: int) -> list[tuple[int, float]]:
+        """
+        (block, chance of another use) of what would go next, the first one first.
+        """
 
     def __contains__(self, block: int) -> bool: ...
 

@@ -2,6 +2,7 @@
 // the simulator.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,6 +14,7 @@
 #include "buffer_view.h"
 #include "module.h"
 #include "mooncache/store.h"
+#include "store/disk/model.h"
 #include "store/reuse.h"
 
 namespace nb = nanobind;
@@ -22,6 +24,7 @@ namespace mooncache::python {
 namespace {
 
 using store::Reuse;
+using store::disk::DeviceModel;
 
 void seen(Reuse& policy, const std::vector<uint64_t>& blocks, double now_s, nb::handle here) {
   const BufferView view(here);
@@ -72,6 +75,52 @@ std::vector<uint32_t> replay_chains(const std::string& eviction, uint64_t capaci
   return hits;
 }
 
+std::vector<std::pair<uint64_t, double>> next_victims(const Reuse& policy, double now_s, uint32_t limit) {
+  std::vector<Reuse::NextVictim> next;
+  policy.next_victims(now_s, limit, next);
+  std::vector<std::pair<uint64_t, double>> pairs;
+  for (const auto& [id, chance] : next) pairs.emplace_back(id, chance);
+  return pairs;
+}
+
+std::vector<uint64_t> offer(DeviceModel& disk, uint64_t block, uint32_t hits, double chance, double now_s) {
+  std::vector<uint64_t> lost;
+  disk.offer(block, hits, chance, now_s, lost);
+  return lost;
+}
+
+nb::dict counts(const DeviceModel& disk) {
+  const DeviceModel::Counts& seen = disk.counts();
+  nb::dict named;
+  named["written_bytes"] = seen.written_bytes;
+  named["admitted_blocks"] = seen.admitted;
+  named["refused_blocks"] = seen.refused;
+  named["dropped_blocks"] = seen.dropped;
+  named["kept_blocks"] = seen.kept;
+  named["reclaimed_blocks"] = seen.reclaimed;
+  return named;
+}
+
+void bind_disk(nb::module_& m) {
+  nb::class_<DeviceModel>(m, "DiskModel",
+                          "Which blocks a store node's disk would have, without a disk: the same decisions.")
+      .def(
+          "__init__",
+          [](DeviceModel* self, uint64_t capacity_bytes, uint64_t block_bytes, uint64_t write_bytes_per_s,
+             uint64_t seed) {
+            if (block_bytes == 0) throw nb::value_error("block_bytes must be at least 1");
+            new (self) DeviceModel({capacity_bytes, block_bytes, write_bytes_per_s, seed});
+          },
+          "capacity_bytes"_a, "block_bytes"_a, "write_bytes_per_s"_a = 0, "seed"_a = 1)
+      .def("offer", &offer, "block"_a, "hits"_a, "chance"_a, "now_s"_a,
+           "Memory evicts the block. Returns the blocks that the disk gives up for it.")
+      .def("touch", &DeviceModel::touch, "block"_a, "It was asked for.")
+      .def("discard", &DeviceModel::discard, "block"_a)
+      .def("counts", &counts)
+      .def("__contains__", &DeviceModel::contains, "block"_a)
+      .def("__len__", &DeviceModel::blocks);
+}
+
 std::string check(const Reuse& policy) {
   std::string why;
   return policy.check(&why) ? std::string() : why;
@@ -80,6 +129,7 @@ std::string check(const Reuse& policy) {
 }  // namespace
 
 void bind_reuse(nb::module_& m) {
+  bind_disk(m);
   m.def(
       "replay_chains", &replay_chains, "eviction"_a, "capacity_blocks"_a, "chains"_a, "times_ms"_a,
       "Leading blocks found of each chain by a store with the policy: each chain is asked for, then what is "
@@ -101,6 +151,8 @@ void bind_reuse(nb::module_& m) {
       .def("victim", &victim, "now_s"_a, "incoming"_a = nb::none(),
            nb::sig("def victim(self, now_s: float, incoming: int | None = None) -> tuple[int, float] | None"),
            "(block, worth) of what should go next, None when no block is known.")
+      .def("next_victims", &next_victims, "now_s"_a, "limit"_a,
+           "(block, chance of another use) of what would go next, the first one first.")
       .def("__contains__", &Reuse::knows, "block"_a)
       .def("__len__", &Reuse::blocks)
       .def_prop_ro("chains", &Reuse::chains)

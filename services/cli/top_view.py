@@ -137,7 +137,18 @@ def _instances(rows: list[dict[str, Any]], *, wide: bool) -> Table:
 
 def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
     table = _table(
-        "node", "state", "used", "of", "blocks", "hits/s", "miss/s", "puts/s", "in/s", "out/s", left=3
+        "node",
+        "state",
+        "used",
+        "of",
+        "blocks",
+        "of max",
+        "hits/s",
+        "miss/s",
+        "puts/s",
+        "in/s",
+        "out/s",
+        left=3,
     )
     for row in rows:
         table.add_row(
@@ -146,6 +157,7 @@ def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
             _bar(row["used_bytes"] / row["capacity_bytes"] if row["capacity_bytes"] else 0.0, wide=wide),
             human_bytes(row["capacity_bytes"]),
             str(row["block_count"]),
+            _percent(row["hits_of_unlimited"]),
             _count(row["hits_per_s"]),
             _count(row["misses_per_s"]),
             _count(row["puts_per_s"]),

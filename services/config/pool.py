@@ -110,7 +110,7 @@ class StoreNodeSection(Section):
     numa_node: int = Field(default=-1, ge=-1, le=1023)
     """NUMA node of the arena's memory; -1 takes the node of the thread that first touches each page."""
     eviction: str = ""
-    """Which blocks are evicted first: 2q, lru, or mooncache (learns from the chains asked for); empty means 2q."""
+    """Which blocks go first: mooncache (learns from the chains asked for; the default, also when empty), 2q or lru."""
     spare_idle_s: DurationS = Field(default=600.0, ge=1, le=86400)
     """A copy that was made because many read the block goes again after so long without a read; never the last one."""
     io_threads: int = Field(default=2, ge=1, le=64)

@@ -38,6 +38,8 @@ def settings_of(answer: PlanReport) -> dict[str, dict[str, Any]]:
         },
         "store_node": {"capacity_bytes": math.floor(layout.dram.gb * GB)},
     }
+    if layout.ssd.gb:
+        settings["store_node"]["ssd_bytes"] = math.floor(layout.ssd.gb * GB)
     if gpus > 1 and layout.prefill.gpus == layout.decode.gpus:
         settings["vllm"] = {"extra_args": ["--tensor-parallel-size", str(gpus)]}
     return settings
@@ -87,11 +89,6 @@ def beyond(layout: Layout) -> list[str]:
             f"pipelines of {layout.stages} prefill instances for long prompts; engines of this version compute a "
             "prompt alone. Plan with search.pipeline_stages = [1] for what runs as it is."
         )
-    if layout.ssd.gb:
-        lines.append(
-            f"disks of {layout.ssd.gb:g} GB per machine in the pool; store nodes of this version keep blocks in memory "
-            "only. Plan without [[ssd]] for what runs as it is."
-        )
     return lines
 
 
@@ -100,9 +97,10 @@ def up_command(layout: Layout) -> str:
     prefill, decode = layout.prefill_instances, layout.decode_instances
     if layout.arrangement is Arrangement.BOTH:
         prefill, decode = 0, prefill + decode
+    ssd = f" --ssd {math.floor(layout.ssd.gb)}GB" if layout.ssd.gb else ""
     return (
         f"mooncache up --prefill {prefill} --decode {decode} "
-        f"--nodes {min(layout.nodes, 64)} --capacity {math.floor(layout.dram.gb)}GB"
+        f"--nodes {min(layout.nodes, 64)} --capacity {math.floor(layout.dram.gb)}GB{ssd}"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mooncache.errors import ClusterInvalid, InvalidArgument, ModelTooLarge, SimulationInvalid
 from mooncache.kvcache.instance_role import InstanceRole
-from mooncache.simulate.cache import make
+from mooncache.simulate.cache import LEARNT, make
 from mooncache.simulate.profile import LLAMA3_70B_8XA800, ModelProfile
 
 GBPS: Final = 1e9 / 8  # bytes/s of one Gbps
@@ -63,8 +63,8 @@ class InstanceGroup:
     nic_efficiency: float = 0.87  # the share of the line rate that transfers reach
     fetch_latency_s: float = 0.005
     ssd_read_gbytes_per_s: float = 6.0
-    eviction: str = "lru"
-    ssd_eviction: str = "lru"
+    ssd_write_gbytes_per_s: float = 0.0  # as a store node's ssd_write_bytes_per_s, 0 for no limit
+    eviction: str = LEARNT
     pipeline_size: int = 1  # prefill instances that can compute one prompt together (1: alone)
     kv_capacity_tokens: int = 0  # GPU memory for KV while decoding, 0 takes the profile's
     sequences_max: int = 0  # limit of the batch, 0 for none
@@ -190,11 +190,10 @@ class ClusterSpec:
                 f"{where}.pipeline_size is {group.pipeline_size} instances, but only prefill instances compute "
                 f"a prompt together: role {group.role} needs 1"
             )
-        for name in ("eviction", "ssd_eviction"):
-            try:
-                make(getattr(group, name), 1)
-            except InvalidArgument as error:
-                raise ClusterInvalid(f"{where}.{name}: {error}") from None
+        try:
+            make(group.eviction, 1)
+        except InvalidArgument as error:
+            raise ClusterInvalid(f"{where}.eviction: {error}") from None
         profile = self.profile_of(group)
         profile.check()
         room = profile.kv_capacity_tokens
@@ -259,6 +258,7 @@ _LIMITS: Final[dict[str, tuple[str, float | None, float | None]]] = {
     "nic_efficiency": ("share", None, 0.0),
     "fetch_latency_s": ("s", 0.0, None),
     "ssd_read_gbytes_per_s": ("GB/s", None, 0.0),
+    "ssd_write_gbytes_per_s": ("GB/s", 0.0, None),
     "pipeline_size": ("instances", 1, None),
     "kv_capacity_tokens": ("tokens", 0, None),
     "sequences_max": ("sequences", 0, None),
@@ -276,6 +276,7 @@ _LIKELY: Final[dict[str, tuple[float, str]]] = {
     "nic_in_gbps": (100_000.0, "Mbps or bytes/s"),
     "nic_out_gbps": (100_000.0, "Mbps or bytes/s"),
     "ssd_read_gbytes_per_s": (10_000.0, "MB/s or bytes/s"),
+    "ssd_write_gbytes_per_s": (10_000.0, "MB/s or bytes/s"),
 }
 
 

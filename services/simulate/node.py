@@ -12,7 +12,8 @@ import math
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.fleet import ROLES
-from mooncache.simulate.cache import NO_INFO, NodeCache, UseInfo, make
+from mooncache.simulate.cache import LEARNT, NO_INFO, NodeCache, UseInfo, make
+from mooncache.simulate.cache.ssd import SsdTier
 from mooncache.simulate.cluster import GBPS, InstanceGroup
 from mooncache.simulate.decode import Batch
 
@@ -35,6 +36,7 @@ class SimNode:
         group: InstanceGroup,
         profile: ModelProfile,
         network: Network,
+        block_tokens: int,
     ) -> None:
         self.row, self.name, self.group, self.profile = row, name, group, profile
         self.role = ROLES[group.role]
@@ -55,8 +57,8 @@ class SimNode:
         self.computed_tokens = 0
         self.answers = 0
         # memory and links
-        self.dram = make(group.eviction, group.dram_blocks)
-        self.ssd = make(group.ssd_eviction, group.ssd_blocks) if group.ssd_blocks else None
+        self._block_bytes = max(1, round(profile.kv_bytes_per_token * block_tokens))
+        self.dram, self.ssd = self._empty_tiers()
         self.ssd_read = network.add(group.ssd_read_gbytes_per_s * 1e9)
         self.nic_out = network.add(group.nic_out_gbps * GBPS * group.nic_efficiency)
         self.nic_in = network.add(group.nic_in_gbps * GBPS * group.nic_efficiency)
@@ -89,23 +91,28 @@ class SimNode:
         """A chain was used here: touch, admit, evict, demote to the SSD, and tell the index."""
         if not self.group.dram_blocks:
             return
-        row, dram = self.row, self.dram
+        row, dram, ssd = self.row, self.dram, self.ssd
+        if ssd is not None:
+            ssd.used(blocks)
         gone = dram.use(blocks, now_s, _PARTIAL if partial else NO_INFO)
-        if self.ssd is not None:
-            gone = self._demote(self.ssd, blocks, gone, now_s)
+        if ssd is not None:
+            # What memory does not keep at all is evicted as soon as it has come.
+            gone = ssd.take((*gone, *(block for block in blocks if block not in dram)), now_s)
         if gone:
             index.remove(gone, row)
-        index.add(dram.held(blocks), row)
+        index.add(dram.held(blocks) if ssd is None else self._held(ssd, blocks), row)
 
-    def _demote(self, ssd: NodeCache, blocks: list[int], gone: list[int], now_s: float) -> list[int]:
-        """Move what left the DRAM to the SSD; returns what is now in neither."""
-        for block in blocks:
-            if block in ssd and block in self.dram:
-                ssd.discard(block)
-        lost = []
-        for block in gone:
-            lost += ssd.use((block,), now_s, NO_INFO)
-        return [block for block in (*lost, *gone) if block not in ssd and block not in self.dram]
+    def _held(self, ssd: SsdTier, blocks: list[int]) -> list[int]:
+        return [block for block in blocks if block in self.dram or block in ssd]
+
+    def _empty_tiers(self) -> tuple[NodeCache, SsdTier | None]:
+        group = self.group
+        if not group.ssd_blocks:
+            return make(group.eviction, group.dram_blocks), None
+        options = {"tells_chances": True} if group.eviction == LEARNT else {}
+        dram = make(group.eviction, group.dram_blocks, **options)
+        write_bytes_per_s = group.ssd_write_gbytes_per_s * 1e9
+        return dram, SsdTier(dram, group.ssd_blocks, self._block_bytes, write_bytes_per_s)
 
     def discard(self, blocks: list[int], index: BlockHolders) -> None:
         """These blocks are taken out of all tiers."""
@@ -124,6 +131,4 @@ class SimNode:
     def wipe(self, index: BlockHolders) -> None:
         """Everything that was in memory is lost."""
         index.forget_row(self.row)
-        group = self.group
-        self.dram = make(group.eviction, group.dram_blocks)
-        self.ssd = make(group.ssd_eviction, group.ssd_blocks) if group.ssd_blocks else None
+        self.dram, self.ssd = self._empty_tiers()

@@ -51,6 +51,8 @@ class SimRecord:
     ) -> None:
         count = len(trace)
         self._trace, self._nodes, self._options = trace, nodes, options
+        self._block_tokens = trace.block_tokens
+        self._ever: set[int] = set()  # blocks of prompts that were computed
         self._ttft_slo_s, self._tbt_slo_s = ttft_slo_s, tbt_slo_s
         self.outcome = np.full(count, SimOutcome.UNDECIDED, dtype=np.int8)
         self.reason = np.zeros(count, dtype=np.int16)
@@ -111,8 +113,19 @@ class SimRecord:
         self._cells["fetched_tokens"][at] = request.fetched_tokens
         self.totals.prompt_tokens += request.input_tokens
         self.totals.hit_tokens += request.cached_tokens
+        self.totals.unlimited_tokens += max(request.cached_tokens, self._unlimited_tokens(request))
+        self._ever.update(request.blocks)
         self.totals.computed_tokens += request.input_tokens - request.cached_tokens
         self.totals.prefill_s += request.compute_s * max(1, len(request.members))
+
+    def _unlimited_tokens(self, request: SimRequest) -> int:
+        """Leading tokens of the prompt that were computed before."""
+        ever, known = self._ever, 0
+        for block in request.blocks:
+            if block not in ever:
+                break
+            known += 1
+        return min(known * self._block_tokens, request.input_tokens)
 
     def first_token(self, request: SimRequest) -> None:
         """The first token is there."""

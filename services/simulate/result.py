@@ -60,6 +60,7 @@ class Totals:
     span_s: float = 0.0
     prompt_tokens: int = 0
     hit_tokens: int = 0
+    unlimited_tokens: int = 0  # hits if every block that was computed before were still there
     computed_tokens: int = 0
     output_tokens: int = 0
     bytes_fetched: float = 0.0
@@ -80,6 +81,11 @@ class Totals:
     def hit_ratio(self) -> float:
         """Share of the prompt tokens of admitted requests that were not computed."""
         return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def hits_of_unlimited(self) -> float:
+        """Hits over those of a pool without limit; 1 when there is nothing to hit."""
+        return self.hit_tokens / self.unlimited_tokens if self.unlimited_tokens else 1.0
 
 
 @dataclass(slots=True)

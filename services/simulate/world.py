@@ -77,7 +77,7 @@ class World:
         """Take an instance in, here and in the conductor's book."""
         profile = self.cluster.profile_of(group)
         kv = profile.kv_bytes_per_token
-        node = SimNode(len(self.nodes), name, group, profile, self.network)
+        node = SimNode(len(self.nodes), name, group, profile, self.network, self.cluster.block_tokens)
         capacity = node.batch.capacity_tokens
         if overload.holds(self.rules):
             node.batch.held_at_s = HELD_AT * self.tbt_slo_s

@@ -174,6 +174,13 @@ class NodeCollector(Collector):
 def families(stats: dict[str, int]) -> Iterator[Metric]:
     """The native counters as metric families."""
     left = dict(stats)
+    if left.get("store_sampled_unlimited"):
+        share = left["store_sampled_found"] / left["store_sampled_unlimited"]
+        yield GaugeMetricFamily(
+            f"{_PREFIX}hits_of_unlimited",
+            "Blocks found in chains asked for, over those a node without limit would have found; an estimate.",
+            value=share,
+        )
     for name, (text, label, members) in _LABELLED.items():
         family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=[label])
         for native, value in members.items():

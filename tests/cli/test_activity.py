@@ -85,7 +85,11 @@ def test_nodes() -> None:
         "pinned_bytes": 0,
     }
     text = 'mooncache_store_node_hits_total 10.0\nmooncache_store_node_misses_total{reason="not_found"} 4.0\n'
+    assert node_activity(node, parse(text), {}, 2.0)["hits_of_unlimited"] is None, "it was asked for no chain"
+    text += "mooncache_store_node_store_sampled_found_total 30.0\n"
+    text += "mooncache_store_node_store_sampled_unlimited_total 40.0\n"
     row = node_activity(node, parse(text), {}, 2.0)
     assert row["hits_per_s"] == 5
     assert row["misses_per_s"] == 2
+    assert row["hits_of_unlimited"] == 0.75
     assert node_activity(node, {}, parse(text), 2.0)["hits_per_s"] == 0

@@ -128,7 +128,16 @@ PROFILES = (
     | VALUES
 )
 FIELDS = (
-    *("role", "count", "name", "dram_blocks", "nic_in_gbps", "eviction", "ssd_eviction", "pipeline_size"),
+    *(
+        "role",
+        "count",
+        "name",
+        "dram_blocks",
+        "nic_in_gbps",
+        "eviction",
+        "ssd_write_gbytes_per_s",
+        "pipeline_size",
+    ),
     *(
         "kv_capacity_tokens",
         "inline",

@@ -230,3 +230,21 @@ def test_a_store_hits_what_the_simulator_says(capacity_blocks: int) -> None:
         lru.use(chain, now_ms / 1000)
     if capacity_blocks == 1_000:
         assert sum(hits["mooncache"]) > max(sum(hits["lru"]), sum(hits["2q"]))
+
+
+@pytest.mark.parametrize("start_uses", [0, 512])
+def test_chances_are_the_simulators_to_the_bit(start_uses: int) -> None:
+    trace = generate(conversation(requests=600), random.Random(8))
+    native, simulated = _native.Reuse(start_uses=start_uses), Reuse(1 << 30, start_uses=start_uses)
+    now_s = 0.0
+    for number, arrival_s in enumerate(trace.arrival_s.tolist()):
+        now_s, chain = arrival_s, trace.blocks(number)
+        native.seen(chain, now_s)
+        simulated.seen(chain, now_s)
+        for block in chain:
+            native.stored(block, now_s)
+            simulated.stored(block, now_s)
+    listed = native.next_victims(now_s + 30.0, 2_000)
+    assert len(listed) == 2_000
+    assert len({block for block, _ in listed}) == 2_000
+    assert [simulated._chance(block, now_s + 30.0) for block, _ in listed] == [chance for _, chance in listed]

@@ -200,11 +200,22 @@ def test_what_no_service_can_do_is_said() -> None:
     layout = replace(answer.best.plan.layout, ssd=disk, stages=2)
     best = replace(answer.best, plan=replace(answer.best.plan, layout=layout))
     text = files.config_toml(replace(answer, best=best))
-    assert text.count("NOT SET HERE") == 2
+    assert text.count("NOT SET HERE") == 1, "pipelines"
     cluster = simulation.cluster_of(layout, BASES, answer.spec.slo, 512)
     reported = to_toml(cluster)
     assert "ssd_blocks" in reported
     assert "pipeline_size = 2" in reported
+
+
+def test_disks_of_a_plan_are_what_store_nodes_run() -> None:
+    _, answer = answered()
+    layout = replace(answer.best.plan.layout, ssd=Ssd(gb=4000, read_gb_per_s=6, price_per_hour=0.3))
+    best = replace(answer.best, plan=replace(answer.best.plan, layout=layout))
+    text = files.config_toml(replace(answer, best=best))
+    assert "NOT SET HERE" not in text
+    assert files.check(text).store_node.ssd_bytes == 4_000_000_000_000
+    assert files.up_command(layout).endswith(" --ssd 4000GB")
+    assert "ssd_bytes" not in files.config_toml(answer)
 
 
 def test_numbers_of_an_overloaded_cluster_are_marked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,7 +50,9 @@ def finished(trace: Any, spec: ClusterSpec, **options: Any) -> run_module.Simula
         assert node.idle
         assert not any(world.network._flows[link] for link in (node.ssd_read, node.nic_out, node.nic_in))
         held = sum(1 for mask in index._holders.values() if mask >> node.row & 1)
-        assert held == len(node.dram) + (0 if node.ssd is None else len(node.ssd)), "the index is the truth"
+        below = 0 if node.ssd is None else len(node.ssd)
+        both = sum(1 for block in index._holders if below and block in node.dram and block in node.ssd)
+        assert held == len(node.dram) + below - both, "the index is the truth"
     world.book.check()
     view = world.book.view(world.now_s)
     assert not view.queue_prompts.any()

@@ -76,9 +76,9 @@ struct StoreConfig {
   uint32_t shards = 64;  // power of two, 1..256
   bool huge_pages = false;
   int numa_node = -1;  // that anonymous memory comes from; -1 = from where it is touched first
-  // "2q" (probation, ghosts, protected), "lru", or "mooncache" (what chains are still worth, learnt from
-  // match()).
-  std::string eviction = "2q";
+  // "mooncache" (what chains are still worth, learnt from match(); blocks of no chain by "lru"), "2q"
+  // (probation, ghosts, protected), or "lru".
+  std::string eviction = "mooncache";
   // "mooncache": how many times as fast as the clock its time goes; for replays of traces.
   uint32_t eviction_speed = 1;
   // "2q": share of the capacity kept for blocks not read again since their commit, in percent.
@@ -234,6 +234,12 @@ struct StoreStats {
   uint64_t misses_unknown = 0;  // never seen, or long ago
   uint64_t misses_evicted = 0;  // evicted recently
   uint64_t match_present = 0, match_absent = 0;
+  // Of questions that count as uses, in blocks, estimated from a sample of them (store/unlimited.h).
+  struct Sampled {
+    uint64_t asked = 0;
+    uint64_t found = 0;      // here, and nothing before it in its chain that was ever here is missing
+    uint64_t unlimited = 0;  // ever here: what a memory without limit would have found
+  } sampled;
   uint64_t admitted_by_ghost = 0;
   uint64_t no_space = 0, quota_refusals = 0, draining_refusals = 0;
   uint64_t event_seq = 0, event_overflows = 0, events_pending = 0;
@@ -338,8 +344,10 @@ class Store {
   // store.
   Code remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_t now_ms, bool force = false,
               std::function<void()> lasts = {});
-  // Retention pin: no eviction until now_ms + ttl_ms. A repeat sets a new end, earlier or later.
-  // NOT_FOUND, INVALID_ARGUMENT (ttl 0 or above max_pin_ttl_ms).
+  // Retention pin: no eviction until now_ms + ttl_ms. A repeat sets a new end, earlier or later. A block in
+  // memory stays there; one on a disk alone stays on the disk, also when it comes up and goes again.
+  // NOT_FOUND, INVALID_ARGUMENT (ttl 0 or above max_pin_ttl_ms), LIMIT_EXCEEDED (pins hold a quarter of the
+  // disk).
   Code pin(TenantId tenant, const Key& key, uint64_t ttl_ms, uint64_t now_ms);
   Code unpin(TenantId tenant, const Key& key);
 

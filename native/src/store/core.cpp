@@ -245,6 +245,12 @@ uint32_t Store::Core::find(const Shard& shard, uint64_t hash, TenantId tenant, c
   });
 }
 
+uint32_t Store::Core::find_hash(const Shard& shard, uint64_t hash) const {
+  return shard.index.find(hash, [&](uint32_t index) {
+    return hash_of(shard.entries[index].tenant, shard.entries[index].key) == hash;
+  });
+}
+
 uint32_t Store::Core::reserved_entry(const Shard& shard, ReservationId id) const {
   const auto slot = static_cast<uint32_t>(static_cast<uint64_t>(id));
   const uint32_t index = slot >> shard_bits;
@@ -419,6 +425,7 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   tenants.count_block(entry.tenant, true);
   ++shard.count.visible;
   ++shard.count.commits;
+  unlimited.stored(hash);
   if (from_disk) entry.on_disk = store::OnDisk::kWritten;
   // Written by a client while the disk did not answer: what lies there may be another content.
   if (tier && !from_disk) (void)tier->remove(entry.tenant, entry.key, {});

@@ -1,9 +1,9 @@
 // Everything behind class Store.
 //
 // Lock order: reserve_gate (shared by reserve, exclusive by check) -> one shard mutex (check takes all, in
-// ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor, the index of a
-// disk. No leaf is taken under another leaf, and outside check() no thread holds two shards. The space
-// callback runs without locks.
+// ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor, the sample of
+// blocks (unlimited.h), the index of a disk. No leaf is taken under another leaf, and outside check() no
+// thread holds two shards. The space callback runs without locks.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,7 @@
 #include "store/memfd.h"
 #include "store/shard.h"
 #include "store/tenants.h"
+#include "store/unlimited.h"
 
 namespace mooncache {
 
@@ -86,6 +87,7 @@ struct Store::Core {
   Extent extent_of(const Shard& shard, uint32_t entry) const;
   BlockInfo info_of(const Shard& shard, uint32_t entry, uint64_t now_ms) const;
   uint32_t find(const Shard& shard, uint64_t hash, TenantId tenant, const Key& key) const;
+  uint32_t find_hash(const Shard& shard, uint64_t hash) const;  // a block with this hash, kNone: none
   // Entry of a live handle, kNone otherwise. The shard must be locked.
   uint32_t reserved_entry(const Shard& shard, ReservationId id) const;
   uint32_t pinned_entry(const Shard& shard, PinId id) const;
@@ -178,12 +180,15 @@ struct Store::Core {
   void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<store::disk::ColdBlock>& out);
   struct ColdLimits {
     uint32_t device = 0, devices = 1;
-    uint64_t deep_bytes = 0;  // of each queue
-    uint64_t largest = 0;     // block
+    uint64_t deep_bytes = 0;
+    uint64_t largest = 0;  // block
     uint64_t bytes_left = 0;
   };
-  void take_cold_tail(Shard& shard, Queue queue, ColdLimits& limits,
+  void take_cold_tail(Shard& shard, Queue queue, uint64_t deep_bytes, ColdLimits& limits,
                       std::vector<store::disk::ColdBlock>& out);
+  void take_cold_advised(ColdLimits& limits, std::vector<store::disk::ColdBlock>& out);
+  bool take_cold_block(Shard& shard, uint32_t entry, double chance, ColdLimits& limits,
+                       std::vector<store::disk::ColdBlock>& out);
   void end_demotion(uint32_t slot, store::disk::Demotion end);
   template <typename Visit>
   uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit);
@@ -219,6 +224,7 @@ struct Store::Core {
   std::unique_ptr<store::EventLog> events;
   store::Tenants tenants;
   std::unique_ptr<store::Advisor> advisor;  // policy "mooncache" only
+  store::Unlimited unlimited;
 
   std::shared_mutex reserve_gate;
   std::atomic<uint64_t> ticks{1};

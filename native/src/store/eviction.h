@@ -11,7 +11,7 @@
 //   blocks              1,000   10,000   30,000   50,000
 //   lru                 .0445    .2116    .3257    .3546
 //   2q, 25 % probation  .0573    .2050    .3061    .3442
-//   2q, 50 % probation  .0558    .2242    .3251    .3526   <- default, with 4 ghosts per block
+//   2q, 50 % probation  .0558    .2242    .3251    .3526   <- with 4 ghosts per block
 // "lru": all blocks in one queue, the least recently used one goes.
 // "mooncache": the protected queue holds the blocks of chains that clients asked for; which of those goes
 // first the advisor says (advisor.h). Probation holds the blocks of no known chain. Its least recently used
@@ -36,7 +36,7 @@ enum class Queue : uint8_t { kProbation = 0, kProtected = 1 };
 enum class Policy : uint8_t { kTwoQueues, kLru, kChains };
 
 struct EvictionRules {
-  Policy policy = Policy::kTwoQueues;
+  Policy policy = Policy::kChains;
   uint32_t probation_percent = 50;
   uint64_t correlated_ms = 2000;
 };
@@ -72,6 +72,24 @@ inline Queue victim_queue(const EvictionRules& rules, uint64_t probation_bytes, 
   if (rules.policy == Policy::kChains) return Queue::kProbation;
   const uint64_t share = (probation_bytes + protected_bytes) / 100 * rules.probation_percent;
   return probation_bytes > share ? Queue::kProbation : Queue::kProtected;
+}
+
+// How much of each queue goes next when `bytes` are evicted: what victim_queue() says, over and over. With
+// chains it is up to the advisor and the age of blocks which queue that is.
+struct QueueDepths {
+  uint64_t probation = 0, protect = 0;
+};
+inline QueueDepths evicted_next(const EvictionRules& rules, uint64_t probation_bytes,
+                                uint64_t protected_bytes, uint64_t bytes) {
+  QueueDepths next{std::min(bytes, probation_bytes), std::min(bytes, protected_bytes)};
+  if (rules.policy != Policy::kTwoQueues) return next;
+  const uint64_t total = probation_bytes + protected_bytes;
+  const uint64_t left = total - std::min(bytes, total);
+  // Afterwards probation has its share of what is left, unless it had less before.
+  const uint64_t share = left / 100 * rules.probation_percent;
+  next.probation = std::min(next.probation, probation_bytes - std::min(probation_bytes, share));
+  next.protect = std::min(next.protect, bytes - std::min(bytes, next.probation));
+  return next;
 }
 
 // Doubly linked list of entry indexes, hottest at the head. Previous and Next say which of the entry's

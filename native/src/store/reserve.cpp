@@ -69,8 +69,7 @@ bool Store::Core::evict_advised(Pressure& pressure) {
     if (!id) return false;
     Shard& shard = shard_of(*id);
     const Lock lock(shard.mutex);
-    const uint32_t index = shard.index.find(
-        *id, [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key) == *id; });
+    const uint32_t index = find_hash(shard, *id);
     if (index == kNone) {  // it left between a chain's look at the shards and its report
       advisor->discard(*id);
       continue;

@@ -8,14 +8,10 @@ namespace mooncache::store {
 namespace {
 
 constexpr uint64_t kRefreshUses = 128;
-constexpr uint32_t kExtendsBlocks =
-    2;  // a chain that keeps all but so many blocks of the one before extends it
-constexpr uint32_t kHeadBlocks = 10;
-constexpr double kHeadFactor = 1.15;
+constexpr uint32_t kExtendsBlocks = 2;  // what keeps all but so many blocks of the chain before extends it
 constexpr uint32_t kForksMax = 1024;
 constexpr uint64_t kValueUses = 16;
 constexpr size_t kHeapSlack = 4;
-constexpr uint32_t kPrevious = 0, kNext = 1;
 
 uint64_t mixed(uint64_t id) {
   return id * 0x9e3779b97f4a7c15ull;
@@ -360,9 +356,13 @@ void Reuse::free_if_unused(uint32_t index) {
 // --- victims ---
 
 double Reuse::worth_of(const Chain& chain, double now_s) const {
+  return worth_of(chain, now_s, chain.end - chain.first <= kHeadBlocks);
+}
+
+double Reuse::worth_of(const Chain& chain, double now_s, bool head) const {
   if (uses_ < limits_.start_uses) return chain.used_s;
   const double worth = hazard_.worth_of(chain.klass, now_s - chain.used_s);
-  return chain.end - chain.first <= kHeadBlocks ? worth * kHeadFactor : worth;
+  return head ? worth * kHeadFactor : worth;
 }
 
 bool Reuse::outdated(const Bid& bid) const {

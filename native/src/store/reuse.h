@@ -9,7 +9,8 @@
 //   stored     a block is here now; false when no chain of it is known: then it stays unknown,
 //   discard    a block is gone,
 //   victim     which block should go next; it stays until discard() or set_aside(),
-//   set_aside  that block cannot go now: counts as gone until stored().
+//   set_aside  that block cannot go now: counts as gone until stored(),
+//   next_victims  which blocks will go after it, while nothing else happens; changes nothing.
 // No clock (now_s never falls), no randomness, no exceptions but bad_alloc, not thread-safe.
 //
 // Invariants (check()): a place is owned or expected, never both; owned places are in their chain's list by
@@ -46,6 +47,10 @@ class Reuse {
     uint64_t id = 0;
     double worth = 0;  // hits per second that it may still bring; while age decides: its last use
   };
+  struct NextVictim {
+    uint64_t id = 0;
+    double chance = 0;  // that it is used again in the next two hours
+  };
   static constexpr uint32_t kExpectedMax = 1u << 13;
 
   explicit Reuse(ReuseLimits limits = {});
@@ -59,6 +64,9 @@ class Reuse {
   // The last block of the chain that is worth least. `incoming` is the block that room is made for: its own
   // chain gives nothing unless no other can.
   std::optional<Victim> victim(double now_s, std::optional<uint64_t> incoming = {});
+
+  // Appends `limit` of them at most, the first one first.
+  void next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& out) const;
 
   bool knows(uint64_t id) const;
   uint32_t blocks() const { return places_.used() - expected_count_; }
@@ -139,12 +147,17 @@ class Reuse {
   void free_if_unused(uint32_t chain);
 
   double worth_of(const Chain& chain, double now_s) const;
+  double worth_of(const Chain& chain, double now_s, bool head) const;
   bool outdated(const Bid& bid) const;
   void note(uint32_t chain, double now_s);
   void pop_bid();
   void value_anew(double now_s);
   std::optional<Victim> last_of(uint32_t chain, double worth, double now_s);
   bool check_chain(uint32_t chain, std::string* why) const;
+
+  static constexpr uint32_t kHeadBlocks = 10;  // of a chain; they are worth more
+  static constexpr double kHeadFactor = 1.15;
+  static constexpr uint32_t kPrevious = 0, kNext = 1;  // of Place::links
 
   ReuseLimits limits_;
   Hazard hazard_;

@@ -185,4 +185,17 @@ double Hazard::worth_of(size_t klass, double age_s) const {
   return worth + (worth_[band + 1][klass] - worth) * ((age_s - begin_s) / (kBandBeginS[band + 1] - begin_s));
 }
 
+double Hazard::chance_of(size_t klass, double age_s) const {
+  double alive = 1.0;
+  for (size_t band = band_of(age_s); band < kBands; ++band) {
+    const double begin_s = std::max(kBandBeginS[band], age_s);
+    const double end_s = band + 1 < kBands ? kBandBeginS[band + 1] : kEndS;
+    if (begin_s >= end_s) break;
+    const double passed = rate_[band][klass] * (end_s - begin_s);
+    const double used = alive * (passed / (1.0 + passed));
+    alive -= used;
+  }
+  return 1.0 - alive;
+}
+
 }  // namespace mooncache::store

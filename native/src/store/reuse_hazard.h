@@ -48,6 +48,8 @@ class Hazard {
   void refresh();
   // Hits per second and block of a chain of the class that was used so long ago.
   double worth_of(size_t klass, double age_s) const;
+  // That a chain of the class, which was used so long ago, is used again before it is kEndS old.
+  double chance_of(size_t klass, double age_s) const;
   uint64_t memory_bytes() const { return 5 * kBands * kClasses * sizeof(double); }
 
  private:
@@ -59,7 +61,7 @@ class Hazard {
   void sum_by_class(Row& seen, Row& expected) const;
 
   Table prior_, events_, exposure_s_, worth_;
-  Table rate_;  // of refresh(), kept so that it allocates nothing
+  Table rate_;  // of the last refresh()
 };
 
 }  // namespace mooncache::store

@@ -169,7 +169,9 @@ StoreStats Store::stats() const {
                                shard.ghosts.memory_bytes() + shard.pins.memory_bytes() + sizeof shard +
                                shard.retention_ends.capacity() * sizeof(store::Shard::RetentionEnd);
   }
-  stats.bookkeeping_bytes += core_->generations.resident_bytes() + core_->catalogue.file().resident_bytes();
+  stats.bookkeeping_bytes += core_->generations.resident_bytes() + core_->unlimited.memory_bytes() +
+                             core_->catalogue.file().resident_bytes();
+  stats.sampled = core_->unlimited.counts();
   if (core_->catalogue.is_open()) stats.kept = kept_stats(core_->kept);
   if (core_->advisor) stats.bookkeeping_bytes += core_->advisor->memory_bytes();
   stats.used_bytes = stats.capacity_bytes - stats.free_bytes;
@@ -234,6 +236,9 @@ std::vector<std::pair<std::string_view, uint64_t>> StoreStats::named() const {
           {"misses_evicted", misses_evicted},
           {"match_present", match_present},
           {"match_absent", match_absent},
+          {"sampled_asked", sampled.asked},
+          {"sampled_found", sampled.found},
+          {"sampled_unlimited", sampled.unlimited},
           {"admitted_by_ghost", admitted_by_ghost},
           {"no_space", no_space},
           {"quota_refusals", quota_refusals},

@@ -207,6 +207,8 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
   result.bitmap.resize((keys.size() + 7) / 8);
   store::Advisor* const advisor = touch ? core_->advisor.get() : nullptr;
   std::vector<uint64_t> hashes(advisor != nullptr ? keys.size() : 0);
+  std::vector<store::Unlimited::Asked> sampled;
+  size_t behind_a_hole = 0;  // of `sampled`
   for (size_t at = keys.size(); at-- > 0;) {
     const uint64_t hash = core_->hash_of(tenant, keys[at]);
     if (advisor != nullptr) hashes[at] = hash;
@@ -214,8 +216,12 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, keys[at]);
     const bool on_disk = index == kNone && core_->is_on_disk(tenant, keys[at]);
+    if (touch && core_->unlimited.samples(hash)) sampled.push_back({hash, index != kNone || on_disk});
     if (index == kNone && !on_disk) {
       ++shard.count.match_absent;
+      // It was here: what lies behind it is no use.
+      if (behind_a_hole < sampled.size() && shard.ghosts.contains(static_cast<uint32_t>(hash >> 16) | 1u))
+        behind_a_hole = sampled.size();
       continue;
     }
     ++shard.count.match_present;
@@ -231,6 +237,8 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     }
   }
   if (advisor != nullptr) advisor->seen(hashes, result.bitmap, now_ms);
+  for (size_t at = 0; at < behind_a_hole; ++at) sampled[at].found = false;
+  core_->unlimited.asked(sampled);
   while (result.leading_run < keys.size() &&
          ((result.bitmap[result.leading_run / 8] >> (result.leading_run % 8)) & 1) != 0) {
     ++result.leading_run;
@@ -243,10 +251,16 @@ Result<BlockInfo> Store::stat(TenantId tenant, const Key& key, uint64_t now_ms) 
   const Core::Shard& shard = core_->shard_of(hash);
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->find(shard, hash, tenant, key);
-  if (index != kNone) return core_->info_of(shard, index, now_ms);
   const auto on_disk = core_->tier ? core_->tier->find(tenant, key) : std::nullopt;
-  if (!on_disk) return {Code::kNotFound, {}};
+  const uint64_t disk_pin_ms = on_disk && on_disk->pinned_until_ms > now_ms ? on_disk->pinned_until_ms : 0;
   BlockInfo info;
+  if (index != kNone) {
+    info = core_->info_of(shard, index, now_ms);
+    info.pinned_until_ms = std::max(info.pinned_until_ms, disk_pin_ms);
+    return info;
+  }
+  if (!on_disk) return {Code::kNotFound, {}};
+  info.pinned_until_ms = disk_pin_ms;
   info.tier = Tier::kSsd;
   info.extent.size = on_disk->size;
   info.hits = on_disk->hits;
@@ -263,9 +277,11 @@ Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_
     Core::Shard& shard = core_->shard_of(hash);
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, key);
-    const bool retained = index != kNone && !force && shard.entries[index].retained_until_ms > now_ms;
-    const auto on_disk = core_->tier && !retained ? core_->tier->find(tenant, key) : std::nullopt;
+    const auto on_disk = core_->tier ? core_->tier->find(tenant, key) : std::nullopt;
+    const bool retained = !force && ((index != kNone && shard.entries[index].retained_until_ms > now_ms) ||
+                                     (on_disk && on_disk->pinned_until_ms > now_ms));
     if (core_->tier && !retained && core_->tier->remove(tenant, key, std::move(lasts))) at_once = {};
+    if (!retained) core_->unlimited.removed(hash);
     if (index == kNone && on_disk) {
       core_->events->append({RecordKind::kRemove, Tier::kSsd, reason, tenant, on_disk->size, key});
     } else if (index != kNone && !retained) {
@@ -287,9 +303,9 @@ Code Store::pin(TenantId tenant, const Key& key, uint64_t ttl_ms, uint64_t now_m
   Core::Shard& shard = core_->shard_of(hash);
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->find(shard, hash, tenant, key);
-  if (index == kNone) return Code::kNotFound;
-  store::BlockEntry& entry = shard.entries[index];
   const uint64_t until_ms = now_ms + ttl_ms;
+  if (index == kNone) return core_->tier ? core_->tier->pin(tenant, key, until_ms, now_ms) : Code::kNotFound;
+  store::BlockEntry& entry = shard.entries[index];
   const bool earlier = until_ms < entry.retained_until_ms;
   if (entry.linked != 0) core_->unlink(shard, index);
   if (entry.retained_until_ms == 0) ++shard.count.retained;
@@ -312,7 +328,8 @@ Code Store::unpin(TenantId tenant, const Key& key) {
     Core::Shard& shard = core_->shard_of(hash);
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, key);
-    if (index == kNone) return Code::kNotFound;
+    const Code below = core_->tier ? core_->tier->unpin(tenant, key) : Code::kNotFound;
+    if (index == kNone) return below;
     core_->end_retention(shard, index);
   }
   core_->notify_space();

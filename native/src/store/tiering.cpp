@@ -20,6 +20,7 @@ namespace {
 // Blocks go down from the moment when less than this part of the memory is free.
 constexpr uint64_t kAheadPart = 8;
 constexpr uint32_t kMinLooks = 4, kMaxLooks = 256;  // entries of a queue that are looked at under one lock
+constexpr uint32_t kMaxAdvised = 4096;              // blocks that the advisor names at a time
 
 uint64_t steady_ms() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -134,45 +135,75 @@ Status Store::Core::open_tier(Store& store) {
   return Status::ok();
 }
 
-// The tails of all queues, as deep as what is to be free soon.
+// What the policy would evict next, as deep as what is to be free soon: the tails of the queues, and with
+// chains what the advisor says instead of the tail of the protected queue.
 void Store::Core::take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) {
   const uint64_t ahead = config.capacity_bytes / kAheadPart;
   const uint64_t free = config.capacity_bytes - used_bytes.load(std::memory_order_relaxed);
   if (free >= ahead) return;
-  ColdLimits limits{device, static_cast<uint32_t>(config.disk.paths.size()), (ahead - free) / config.shards,
-                    largest, bytes};
+  ColdLimits limits{device, static_cast<uint32_t>(config.disk.paths.size()), ahead - free, largest, bytes};
+  const auto [probation, protect] =
+      store::evicted_next(rules, queue_bytes[0].load(std::memory_order_relaxed),
+                          queue_bytes[1].load(std::memory_order_relaxed), limits.deep_bytes);
   const uint32_t first = rotation.load(std::memory_order_relaxed);
   for (uint32_t step = 0; step < config.shards && limits.bytes_left > 0; ++step) {
     Shard& shard = shards[(first + step) & shard_mask];
-    for (const Queue queue : {Queue::kProbation, Queue::kProtected}) {
-      const Lock lock(shard.mutex);
-      take_cold_tail(shard, queue, limits, out);
-    }
+    take_cold_tail(shard, Queue::kProbation, probation / config.shards, limits, out);
+    if (!advisor) take_cold_tail(shard, Queue::kProtected, protect / config.shards, limits, out);
   }
+  if (advisor) take_cold_advised(limits, out);
 }
 
-// The disk's pin leaves the block in its queue: it is as cold as before when the copy is made.
-void Store::Core::take_cold_tail(Shard& shard, Queue queue, ColdLimits& limits, std::vector<ColdBlock>& out) {
+void Store::Core::take_cold_tail(Shard& shard, Queue queue, uint64_t deep_bytes, ColdLimits& limits,
+                                 std::vector<ColdBlock>& out) {
+  if (deep_bytes == 0) return;
+  const Lock lock(shard.mutex);
   uint64_t seen_bytes = 0;
   uint32_t looks = 0;
   for (uint32_t at = shard.queues[static_cast<size_t>(queue)].tail;
-       at != kNone && looks < kMaxLooks && (looks < kMinLooks || seen_bytes <= limits.deep_bytes); ++looks) {
-    BlockEntry& entry = shard.entries[at];
+       at != kNone && looks < kMaxLooks && (looks < kMinLooks || seen_bytes <= deep_bytes); ++looks) {
+    const BlockEntry& entry = shard.entries[at];
     const uint32_t index = std::exchange(at, entry.links[store::kQueuePrevious]);
     seen_bytes += extent_bytes(entry.size);
-    if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) continue;
-    if (store::disk::SsdTier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) continue;
-    if (entry.size > limits.bytes_left) {
-      limits.bytes_left = 0;
-      return;
-    }
-    limits.bytes_left -= entry.size;
-    entry.demoting = 1;
-    ++entry.pins;
-    const bool good = entry.queue == Queue::kProtected && rules.policy != store::Policy::kLru;
-    out.push_back({slot_of(shard, index), entry.tenant, entry.key, static_cast<uint32_t>(entry.size),
-                   entry.crc, entry.hits, good});
+    if (!take_cold_block(shard, index, -1, limits, out)) return;
   }
+}
+
+// The advisor may lag behind the shards: what it names may have gone, or may not go.
+void Store::Core::take_cold_advised(ColdLimits& limits, std::vector<ColdBlock>& out) {
+  if (limits.bytes_left == 0) return;
+  std::vector<store::Reuse::NextVictim> next;
+  advisor->next_victims(kMaxAdvised, steady_ms(), next);
+  uint64_t seen_bytes = 0;
+  for (const auto& [id, chance] : next) {
+    if (seen_bytes > limits.deep_bytes) return;
+    Shard& shard = shard_of(id);
+    const Lock lock(shard.mutex);
+    const uint32_t index = find_hash(shard, id);
+    if (index == kNone || shard.entries[index].linked == 0) continue;
+    seen_bytes += extent_bytes(shard.entries[index].size);
+    if (!take_cold_block(shard, index, chance, limits, out)) return;
+  }
+}
+
+// False: no more bytes are wanted. The disk's pin leaves the block in its queue: it is as cold as before when
+// the copy is made.
+bool Store::Core::take_cold_block(Shard& shard, uint32_t index, double chance, ColdLimits& limits,
+                                  std::vector<ColdBlock>& out) {
+  BlockEntry& entry = shard.entries[index];
+  if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) return true;
+  if (store::disk::SsdTier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) return true;
+  if (entry.size > limits.bytes_left) {
+    limits.bytes_left = 0;
+    return false;
+  }
+  limits.bytes_left -= entry.size;
+  entry.demoting = 1;
+  ++entry.pins;
+  const bool good = entry.queue == Queue::kProtected && rules.policy == store::Policy::kTwoQueues;
+  out.push_back({slot_of(shard, index), entry.tenant, entry.key, static_cast<uint32_t>(entry.size), entry.crc,
+                 entry.hits, good, chance});
+  return true;
 }
 
 void Store::Core::end_demotion(uint32_t slot, Demotion end) {

@@ -72,6 +72,45 @@ TEST_F(DiskTest, TheFileNeverGrowsAndTheOldestGoFirst) {
   EXPECT_LE(static_cast<double>(stats.written_bytes), 1.1 * static_cast<double>(stats.admitted_bytes));
 }
 
+// A pinned block moves on when its segment is given up, read or not, until the pin ends.
+TEST_F(DiskTest, APinnedBlockStaysUntilItsPinEnds) {
+  ASSERT_TRUE(open());
+  constexpr uint64_t kFar = ~uint64_t{0};
+  for (uint64_t i = 0; i < 10; ++i) memory_->offer(i, 100'000);
+  ASSERT_TRUE(memory_->wait_written(10));
+  for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(device_->pin(kTenant, key_of(i), kFar, 0), Code::kOk);
+  EXPECT_EQ(device_->pin(kTenant, key_of(4), 1, 0), Code::kOk) << "one that is over at once";
+  EXPECT_EQ(device_->pin(kTenant, key_of(99), kFar, 0), Code::kNotFound);
+  EXPECT_EQ(device_->find(kTenant, key_of(0))->pinned_until_ms, kFar);
+  EXPECT_GE(device_->stats().pinned_bytes, 500'000u);
+  for (uint64_t i = 10; i < 300; ++i) {
+    memory_->offer(i, 100'000);
+    if (i % 10 == 9) ASSERT_TRUE(memory_->wait_written(i + 1)) << i;
+  }
+  for (uint64_t i = 0; i < 4; ++i) EXPECT_TRUE(read(i, 100'000)) << i;
+  for (uint64_t i = 4; i < 10; ++i) EXPECT_FALSE(device_->find(kTenant, key_of(i))) << i;
+  EXPECT_EQ(device_->unpin(kTenant, key_of(0)), Code::kOk);
+  EXPECT_EQ(device_->find(kTenant, key_of(0))->pinned_until_ms, 0u);
+  EXPECT_EQ(device_->unpin(kTenant, key_of(99)), Code::kNotFound);
+}
+
+TEST_F(DiskTest, PinsHoldAQuarterOfTheDiskAtMost) {
+  ASSERT_TRUE(open());
+  for (uint64_t i = 0; i < 40; ++i) memory_->offer(i, 100'000);
+  ASSERT_TRUE(memory_->wait_written(40));
+  uint64_t pinned = 0;
+  Code last = Code::kOk;
+  for (uint64_t i = 0; i < 40 && last == Code::kOk; ++i) {
+    last = device_->pin(kTenant, key_of(i), 1000, 0);
+    pinned += last == Code::kOk ? 1 : 0;
+  }
+  EXPECT_EQ(last, Code::kLimitExceeded);
+  EXPECT_GE(pinned, 18u);
+  EXPECT_LE(device_->stats().pinned_bytes, 2 * kMiB);
+  EXPECT_EQ(device_->pin(kTenant, key_of(39), 3000, 2000), Code::kOk) << "those that are over make room";
+  EXPECT_LE(device_->stats().pinned_bytes, 101'000u);
+}
+
 // What left the index does not come back: a later removal of such a key finds nothing to write a record of.
 TEST_F(DiskTest, WhatWasGivenUpStaysGone) {
   ASSERT_TRUE(open());

@@ -153,5 +153,39 @@ TEST(Advisor, ItsTimeNeverFalls) {
   EXPECT_HOLDS(advisor);
 }
 
+// What is said to go next goes next, in that order, when nothing else happens.
+TEST(ReuseTest, NextVictimsAreThoseThatGo) {
+  for (const uint64_t start_uses : {uint64_t{0}, uint64_t{512}}) {
+    Reuse policy({1u << 16, start_uses});
+    uint64_t next_id = 1;
+    std::vector<std::vector<uint64_t>> chains;
+    double now_s = 0;
+    for (int use = 0; use < 60; ++use) {
+      std::vector<uint64_t> ids;
+      if (use % 3 == 2) ids = chains[static_cast<size_t>(use) / 2];
+      for (int more = 0; more < 4 + use % 17; ++more) ids.push_back(next_id++);
+      chains.push_back(ids);
+      policy.seen(ids, now_s);
+      for (const uint64_t id : ids) policy.stored(id, now_s);
+      now_s += 5;
+    }
+    const uint32_t limit = policy.blocks() / 2;
+    std::vector<Reuse::NextVictim> next;
+    (void)policy.victim(now_s);  // worths are computed anew by it
+    policy.next_victims(now_s, limit, next);
+    ASSERT_EQ(next.size(), limit);
+    for (const auto& [id, chance] : next) {
+      EXPECT_GE(chance, 0.0);
+      EXPECT_LT(chance, 1.0);
+      const auto victim = policy.victim(now_s);
+      ASSERT_TRUE(victim);
+      EXPECT_EQ(victim->id, id);
+      policy.discard(id);
+    }
+    std::string why;
+    EXPECT_TRUE(policy.check(&why)) << why;
+  }
+}
+
 }  // namespace
 }  // namespace mooncache::store

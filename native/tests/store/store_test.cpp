@@ -304,7 +304,9 @@ TEST(StoreChains, TenantsWithEqualKeysAreApart) {
 }
 
 TEST(Store, FloodOfSingleUseBlocksLeavesReusedOnesAlone) {
-  auto store = open_store(small_config(64 * 100));
+  StoreConfig config = small_config(64 * 100);
+  config.eviction = "2q";
+  auto store = open_store(config);
   for (uint64_t number = 0; number < 40; ++number) ASSERT_EQ(put(*store, number, 64, 0), Code::kOk);
   for (uint64_t number = 0; number < 40; ++number)
     store->release(store->acquire(kTenant, key_of(number), 1)->id);

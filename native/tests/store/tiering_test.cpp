@@ -25,10 +25,10 @@ class TieringTest : public ::testing::Test {
     store_.reset();
     std::filesystem::remove_all(folder_);
   }
-  void open(uint64_t capacity = 4 * kMiB) {
+  void open(uint64_t capacity = 4 * kMiB, const char* eviction = "lru") {
     store_.reset();
     StoreConfig config = small_config(capacity);
-    config.eviction = "lru";
+    config.eviction = eviction;
     config.disk.paths = {folder_.string()};
     config.disk.bytes = 64 * kMiB;
     store_ = open_store(config);
@@ -183,6 +183,54 @@ TEST_F(TieringTest, ARemovedBlockIsNotBroughtUp) {
     done->get_future().wait();
     EXPECT_FALSE(present(*store_, i)) << i;
   }
+  EXPECT_SOUND(*store_);
+}
+
+// A pin of a block that lies on the disk alone: it cannot be removed without force, `stat` shows it, and it
+// outlives what is written after it, also when it comes up meanwhile.
+TEST_F(TieringTest, APinHoldsABlockOnTheDisk) {
+  open();
+  put_many(200);
+  const auto below = all_present(Tier::kSsd);
+  ASSERT_GT(below.size(), 100u);
+  const uint64_t held = below[2];
+  EXPECT_EQ(store_->pin(kTenant, key_of(held), 3'600'000, now_ms()), Code::kOk);
+  EXPECT_GT(store_->stat(kTenant, key_of(held), now_ms())->pinned_until_ms, now_ms());
+  EXPECT_EQ(store_->remove(kTenant, key_of(held), RemoveReason::kRemoved, now_ms()), Code::kPinned);
+  EXPECT_TRUE(get(held));
+  EXPECT_GT(store_->stat(kTenant, key_of(held), now_ms())->pinned_until_ms, now_ms()) << "in memory, too";
+  for (uint64_t i = 1000; i < 50'000 && present(*store_, below[3]); ++i)
+    ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+  EXPECT_GT(disk("reclaimed_blocks"), 0u);
+  EXPECT_TRUE(get(held));
+  EXPECT_FALSE(get(below[3])) << "its neighbour, without a pin";
+  EXPECT_EQ(store_->unpin(kTenant, key_of(held)), Code::kOk);
+  EXPECT_EQ(store_->stat(kTenant, key_of(held), now_ms())->pinned_until_ms, 0u);
+  EXPECT_EQ(store_->remove(kTenant, key_of(held), RemoveReason::kRemoved, now_ms()), Code::kOk);
+  EXPECT_EQ(store_->pin(kTenant, key_of(held), 1000, now_ms()), Code::kNotFound);
+  EXPECT_SOUND(*store_);
+}
+
+// What goes down is what the policy evicts next: of chains that were asked for, the one that is worth least.
+TEST_F(TieringTest, ThePolicyChoosesWhatGoesDown) {
+  open(4 * kMiB, "mooncache");
+  const auto ask = [&](uint64_t first, uint64_t blocks) {
+    std::vector<Key> keys;
+    for (uint64_t at = 0; at < blocks; ++at) keys.push_back(key_of(first + at));
+    (void)store_->match(kTenant, keys, true, now_ms());
+  };
+  ask(0, 20);  // of 64 blocks; the oldest chain, so the first to go
+  for (uint64_t i = 0; i < 20; ++i) ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+  ask(100, 43);
+  for (uint64_t i = 100; i < 138; ++i) ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+  ASSERT_TRUE(wait_for([&] { return disk("admitted_blocks") > 0; }));
+  ASSERT_TRUE(wait_for([&] { return disk("admitted_blocks") == disk("blocks"); }));
+  // Two of its blocks are to be free soon: its end went down, its beginning and the other chain did not.
+  for (uint64_t i = 138; i < 143; ++i) ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+  ASSERT_TRUE(wait_for([&] { return disk("admitted_blocks") >= 4; }));
+  for (uint64_t i = 0; i < 20; ++i)
+    (void)store_->remove(kTenant, key_of(i), RemoveReason::kRemoved, now_ms());
+  EXPECT_EQ(disk("blocks"), 0u) << "only blocks of the first chain were on the disk";
   EXPECT_SOUND(*store_);
 }
 

@@ -36,7 +36,7 @@ class EvictionPolicy(StrEnum):
     LEARNT = "mooncache"
 
 
-DEFAULT_POLICY = EvictionPolicy.TWO_QUEUES
+BASE_POLICY = EvictionPolicy.TWO_QUEUES
 
 
 def eviction_rows(report: Report, options: StoreBenchOptions, progress: Progress) -> None:
@@ -75,14 +75,14 @@ def _cost_rows(
             seconds[policy].append(_processor_s(policy, capacity, chains))
     medians = {policy: statistics.median(of) for policy, of in seconds.items()}
     for policy in EvictionPolicy:
-        default = policy is DEFAULT_POLICY
+        is_base = policy is BASE_POLICY
         report.add(
             bar_row(
                 f"eviction {policy}: processor time of match and put",
                 medians[policy] / len(chains) * 1e6,
                 "us/request",
-                against=None if default else DEFAULT_POLICY,
-                reference=None if default else medians[DEFAULT_POLICY] / len(chains) * 1e6,
+                against=None if is_base else BASE_POLICY,
+                reference=None if is_base else medians[BASE_POLICY] / len(chains) * 1e6,
             )
         )
 

@@ -102,6 +102,10 @@ def node_activity(
         "puts_per_s": rate("requests_total", op="put") + rate("requests_total", op="commit"),
         "bytes_in_per_s": rate("bytes_in_total"),
         "bytes_out_per_s": rate("bytes_out_total"),
+        "hits_of_unlimited": share_of(
+            total(now, _NODE + "store_sampled_found_total"),
+            total(now, _NODE + "store_sampled_unlimited_total"),
+        ),
         "hits_total": int(total(now, _NODE + "hits_total")),
         "misses_total": int(total(now, _NODE + "misses_total")),
     }

@@ -13,12 +13,14 @@ from mooncache.reproduce.scenarios import (
     overload,
     pool,
     scheduling,
+    ssd,
     trace_statistics,
 )
 
 ALL: Final[tuple[Scenario, ...]] = (
     *trace_statistics.SCENARIOS,
     *hit_ratio.SCENARIOS,
+    *ssd.SCENARIOS,
     *calibration.SCENARIOS,
     *coupled.SCENARIOS,
     *scheduling.SCENARIOS,

@@ -128,6 +128,9 @@ def eviction(lab: Lab, sheet: Sheet) -> None:
         for capacity in capacities:
             lru, ours = results[workload, "lru", capacity], results[workload, OURS, capacity]
             found += _beside_lru(workload, capacity, lru, ours)
+            most = results[workload, OURS, UNLIMITED].blocks
+            name = f"{workload}: {OURS}, {label(capacity)}, over no limit"
+            found.append(measured(name, ours.blocks / most if most else 1.0, ""))
         sheet.findings += lab.mark(workload, found)
     sheet.notes.append(
         "The rule and its constants were chosen on the first half of the conversation trace only"

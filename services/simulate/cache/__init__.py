@@ -17,7 +17,9 @@ from mooncache.simulate.cache.queues import S3Fifo, TwoQueues
 from mooncache.simulate.cache.recency import Fifo, Lru, Ttl
 from mooncache.simulate.cache.reuse import Reuse
 
-__all__ = ["NAMES", "NO_INFO", "UNLIMITED", "NodeCache", "UseInfo", "make"]
+__all__ = ["LEARNT", "NAMES", "NO_INFO", "UNLIMITED", "NodeCache", "UseInfo", "make"]
+
+LEARNT: Final = "mooncache"  # what store nodes do when nothing else is set
 
 _MAKERS: Final[dict[str, Callable[..., NodeCache]]] = {
     "lru": Lru,
@@ -28,7 +30,7 @@ _MAKERS: Final[dict[str, Callable[..., NodeCache]]] = {
     "length_aware": LengthAware,
     "2q": TwoQueues,
     "s3fifo": S3Fifo,
-    "mooncache": Reuse,
+    LEARNT: Reuse,
 }
 NAMES: Final = tuple(_MAKERS)
 

@@ -181,7 +181,8 @@ class Hazard:
 
     def refresh(self) -> None:
         """Recompute the worths and let the counts fade."""
-        self.worth = self._index(self._estimate()).T.tolist()
+        self._rate = self._estimate()
+        self.worth = self._index(self._rate).T.tolist()
         self.events *= _KEEP
         self.exposure_s *= _KEEP
 
@@ -194,6 +195,18 @@ class Hazard:
         return worth[band] + (worth[band + 1] - worth[band]) * (
             (age_s - begin_s) / (BAND_BEGIN_S[band + 1] - begin_s)
         )
+
+    def chance_of(self, klass: int, age_s: float) -> float:
+        """Chance that a chain of the class, used so long ago, is used again before it is END_S old."""
+        alive = 1.0
+        for band in range(band_of(age_s), BANDS):
+            begin_s = max(BAND_BEGIN_S[band], age_s)
+            end_s = BAND_BEGIN_S[band + 1] if band + 1 < BANDS else END_S
+            if begin_s >= end_s:
+                break
+            passed = float(self._rate[band, klass]) * (end_s - begin_s)
+            alive -= alive * (passed / (1.0 + passed))
+        return 1.0 - alive
 
     def _estimate(self) -> NDArray[np.float64]:
         events = self.events

@@ -97,11 +97,18 @@ class Reuse(CacheTable):
     """The eviction policy `mooncache`.
 
     `chains_max`: chains that are learnt from at one time. `start_uses`: uses during which age alone decides.
+    `tells_chances`: `chances` gets the chance of another use of each block that `use` evicts, for who takes it then.
     """
 
     def __init__(
-        self, capacity_blocks: int, chains_max: int = _CHAINS_MAX, start_uses: int = _START_USES
+        self,
+        capacity_blocks: int,
+        chains_max: int = _CHAINS_MAX,
+        start_uses: int = _START_USES,
+        tells_chances: bool = False,
     ) -> None:
+        self._tells_chances = tells_chances
+        self.chances: dict[int, float] = {}
         self._start_uses = start_uses
         self._chains_max = chains_max
         self._owner: dict[int, _Place] = {}
@@ -128,9 +135,15 @@ class Reuse(CacheTable):
             victim = self.victim(now_s)
             if victim is None:
                 break
+            if self._tells_chances:
+                self.chances[victim.block] = self._chance(victim.block, now_s)
             self.discard(victim.block)
             gone.append(victim.block)
         return [block for block in gone if block not in fresh]
+
+    def _chance(self, block: int, now_s: float) -> float:
+        chain = self._owner[block][0]
+        return self._hazard.chance_of(chain.klass, now_s - chain.used_s)
 
     def seen(
         self,

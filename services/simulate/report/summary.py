@@ -60,6 +60,7 @@ class Summary:
     tbt_within: float
     goodput_per_s: float
     hit_ratio: float
+    hits_of_unlimited: float
     fetched_ratio: float
     prefill_busy: float
     decode_busy: float
@@ -108,6 +109,7 @@ def summarise(result: Result) -> Summary:
         tbt_within=tbt_within,
         goodput_per_s=result.goodput_per_s(),
         hit_ratio=totals.hit_ratio,
+        hits_of_unlimited=totals.hits_of_unlimited,
         fetched_ratio=float(result.fetched_tokens.sum()) / max(1, totals.prompt_tokens),
         prefill_busy=float(busy[~decodes].mean()) if (~decodes).any() else 0.0,
         decode_busy=float(busy[decodes].mean()) if decodes.any() else 0.0,

@@ -87,6 +87,7 @@ def _totals(result: Result, summary: Summary) -> Table:
     table.add_row("attainment (both)", "", f"[bold]{percent(summary.attainment)}[/]")
     table.add_row("goodput", f"{summary.goodput_per_s:.2f} /s", "")
     table.add_row("hit ratio", percent(summary.hit_ratio), "")
+    table.add_row("  over that of a pool without limit", percent(summary.hits_of_unlimited), "")
     table.add_row("  fetched from another node", percent(summary.fetched_ratio), "")
     table.add_row("computing per prompt", duration_text(summary.gpu_s_per_request), "")
     table.add_row("prefixes fetched", bytes_text(summary.bytes_fetched), "")
@@ -137,6 +138,7 @@ def show_comparison(console: Console, summaries: Sequence[Summary]) -> None:
         ("goodput", [s.goodput_per_s for s in summaries], True),
         ("refused", [_refused(s) / max(1, s.requests) for s in summaries], False),
         ("hit ratio", [s.hit_ratio for s in summaries], True),
+        ("of max", [s.hits_of_unlimited for s in summaries], True),
         ("per prompt", [s.gpu_s_per_request for s in summaries], False),
     )
     for title, columns in (("Times, the best in bold", times), ("Promises, reuse, computing", rates)):
@@ -153,7 +155,7 @@ def _refused(summary: Summary) -> int:
 
 def _cell(name: str, values: list[float], row: int, *, most: bool) -> str:
     value = values[row]
-    if name in {"attainment", "refused", "hit ratio"}:
+    if name in {"attainment", "refused", "hit ratio", "of max"}:
         text = percent(value)
     elif name == "goodput":
         text = f"{value:.2f} /s"

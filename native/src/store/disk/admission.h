@@ -1,8 +1,10 @@
 // Which blocks are worth a write, as plain functions: time and randomness are arguments.
 //
-// Most blocks are never read again (76 % in a public trace), and a disk lasts for a number of bytes. A block
-// that was asked for since it came is written; of the others a share that grows with what is left of the
-// budget, so that a disk with nothing better to do fills.
+// Most blocks are never read again (76 % in a public trace), and a disk lasts for a number of bytes. Where
+// the eviction policy says how likely a block is used again, the least likely ones are not written, and the
+// less is left of the budget, the more likely a block has to be. Where it does not, a block that was asked
+// for since it came is written; of the others a share that grows with what is left of the budget. What the
+// thresholds cost and gain on the public trace is in docs/storage.md.
 #pragma once
 
 #include <algorithm>
@@ -54,11 +56,14 @@ inline uint64_t bytes_per_s_of(double writes_per_day, uint64_t capacity_bytes) {
 
 struct Candidate {
   uint32_t hits = 0;        // since it came into memory
-  bool known_good = false;  // of the protected queue: read before, evicted and asked for again, or of a chain
+  bool known_good = false;  // of the protected queue: read before, or evicted and asked for again
+  double chance = -1;       // of a use in the next two hours; below 0: unknown
 };
 
 // `slack`: what is left of the budget, `draw`: both 0 to 1.
 inline bool worth_writing(const Candidate& block, double slack, double draw) {
+  constexpr double kLeastChance = 0.02, kMostChance = 0.8;
+  if (block.chance >= 0) return block.chance >= kLeastChance + (kMostChance - kLeastChance) * (1 - slack);
   if (block.hits > 0 || block.known_good) return true;
   return draw < slack;
 }

@@ -47,7 +47,8 @@ std::optional<Device::Found> Device::find(TenantId tenant, const Key& key) const
   const std::lock_guard lock(mutex_);
   const uint32_t number = index_.find(tenant, key);
   if (number == kNone || !index_[number].written) return std::nullopt;
-  return Found{index_[number].size, index_[number].hits};
+  const auto pin = pins_.find(number);
+  return Found{index_[number].size, index_[number].hits, pin == pins_.end() ? 0 : pin->second};
 }
 
 void Device::touch(TenantId tenant, const Key& key) {
@@ -128,6 +129,7 @@ DeviceStats Device::stats() const {
   stats.blocks = index_.count();
   stats.block_bytes = index_.bytes();
   stats.index_bytes = index_.memory_bytes();
+  stats.pinned_bytes = pinned_bytes_;
   stats.answering = answering() ? 1 : 0;
   return stats;
 }

@@ -52,6 +52,7 @@ struct DeviceStats {
   uint64_t reads = 0, read_bytes = 0, read_misses = 0, corrupt = 0;
   uint64_t admitted = 0, admitted_bytes = 0, refused = 0, dropped = 0, written_bytes = 0;
   uint64_t removals = 0, reclaimed = 0, kept = 0, recovered = 0;
+  uint64_t pinned_bytes = 0;
   uint64_t io_errors = 0, no_space = 0, stalls = 0;
   uint64_t answering = 0;  // 1: it serves
 };
@@ -75,6 +76,7 @@ inline constexpr std::pair<std::string_view, DeviceCounter> kDeviceCounters[] = 
     {"reclaimed_blocks", &DeviceStats::reclaimed},
     {"kept_blocks", &DeviceStats::kept},
     {"recovered_blocks", &DeviceStats::recovered},
+    {"pinned_bytes", &DeviceStats::pinned_bytes},
     {"io_errors", &DeviceStats::io_errors},
     {"no_space", &DeviceStats::no_space},
     {"stalls", &DeviceStats::stalls},
@@ -87,6 +89,7 @@ class Device {
   struct Found {
     uint64_t size = 0;
     uint32_t hits = 0;
+    uint64_t pinned_until_ms = 0;  // 0: not pinned
   };
 
   // Opens or creates the file and rebuilds the index. CONFIG_INVALID: of another node, in use, of another
@@ -103,6 +106,10 @@ class Device {
   bool fetch(TenantId tenant, const Key& key, Done done);
   // True when the block was here; `done` when its removal will last.
   bool remove(TenantId tenant, const Key& key, Done done);
+  // Until then its segment is not given up without it: it moves on. LIMIT_EXCEEDED: pinned blocks would take
+  // more than a quarter of the disk; NOT_FOUND.
+  Code pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms);
+  Code unpin(TenantId tenant, const Key& key);
   // Calls visit(tenant, key, size, hits) from `cursor` on, `limit` times at most; the next cursor, 0 at the
   // end.
   using Visit = std::function<void(TenantId, const Key&, uint64_t, uint32_t)>;
@@ -129,6 +136,7 @@ class Device {
     Location at;
     uint64_t sequence = 0;
     bool keep = false;
+    bool pinned = false;
     bool queued = true;  // not all of its reads have begun
     bool ended = false;  // for those who wait; reads may still be under way
     bool begun = false, failed = false, header_sound = false;
@@ -219,6 +227,8 @@ class Device {
   Demotion demote(const ColdBlock& block, DeviceStats& seen);
   void write_removals();
   bool room_for(uint64_t bytes);
+  bool fits_open(uint64_t bytes) const;
+  bool leaves_room_to_move(uint64_t bytes);
   template <typename Copy>
   bool append(const RecordHeader& header, PendingRecord record, const Copy& copy);
   Chunk& chunk();
@@ -236,7 +246,8 @@ class Device {
   void write_footers();
   void wipe(uint32_t number);
   void reclaim();
-  void want_kept(const DiskEntry& entry);
+  void want_kept(const DiskEntry& entry, bool pinned);
+  void keep_again(const std::shared_ptr<Fetch>& fetch);
   bool keep(const Fetch& fetch);
   void release_segments();
 
@@ -248,8 +259,17 @@ class Device {
   // mutex_ is held.
   void forget(uint32_t number) {
     fetches_.erase(number);
+    end_pin(number);
     index_.erase(number);
   }
+  void end_pin(uint32_t number) {
+    if (pins_.erase(number) > 0) pinned_bytes_ -= record_bytes(index_[number].size);
+  }
+  bool is_pinned(uint32_t number, uint64_t now_ms) const {
+    const auto pin = pins_.find(number);
+    return pin != pins_.end() && pin->second > now_ms;
+  }
+  void expire_pins(uint64_t now_ms);
 
   const DeviceOptions options_;
   Memory& memory_;
@@ -264,6 +284,8 @@ class Device {
   mutable std::mutex mutex_;  // leaf: no other lock is taken under it
   DiskIndex index_;
   std::unordered_map<uint32_t, std::shared_ptr<Fetch>> fetches_;  // by entry
+  std::unordered_map<uint32_t, uint64_t> pins_;                   // by entry: until when
+  uint64_t pinned_bytes_ = 0;                                     // of their records
   std::deque<std::shared_ptr<Fetch>> asked_;
   std::deque<Removal> removals_;
   bool stopping_ = false;

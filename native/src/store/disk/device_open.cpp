@@ -3,7 +3,6 @@
 #include <sys/random.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -25,11 +24,6 @@ uint64_t random_seed() {
   uint64_t seed = 0;
   (void)!::getrandom(&seed, sizeof seed, 0);
   return seed;
-}
-
-// Enough of them that giving one up costs little.
-uint64_t segment_bytes_for(uint64_t capacity_bytes) {
-  return std::clamp<uint64_t>(std::bit_floor(capacity_bytes / 32), kMinSegmentBytes, kMaxSegmentBytes);
 }
 
 }  // namespace

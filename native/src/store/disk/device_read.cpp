@@ -124,6 +124,7 @@ void Device::finish(const std::shared_ptr<Fetch>& fetch) {
                     " no longer matches its checksum; it is a miss now");
     drop(*fetch, RemoveReason::kCorrupt);
   } else if (fetch->keep && (code != Code::kOk || !keep(*fetch))) {
+    if (code == Code::kOk && fetch->pinned && answering() && !off_) return keep_again(fetch);
     drop(*fetch, RemoveReason::kEvicted);
   }
   {

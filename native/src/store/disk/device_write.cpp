@@ -45,8 +45,7 @@ bool Device::room_for(uint64_t bytes) {
   if (free_chunks_.size() < bytes / chunk_bytes_ + 2) return false;
   if (open_ != kNone && segments_[open_].sound_units != kNone) close_segment();
   if (open_ != kNone) {
-    const uint64_t footer = FooterTrailer::entries_bytes(footer_.size() + 1) + kPageBytes;
-    if (open_fill_ + bytes + kPageBytes + footer <= layout_.segment_bytes) return true;
+    if (fits_open(bytes)) return true;
     close_segment();
   }
   return open_segment();
@@ -145,11 +144,11 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
   }
   const uint64_t bytes = record_bytes(block.size);
   const double draw = static_cast<double>(random_() >> 11) * 0x1p-53;
-  if (!worth_writing({block.hits, block.known_good}, budget_.slack(now_ms_), draw)) {
+  if (!worth_writing({block.hits, block.known_good, block.chance}, budget_.slack(now_ms_), draw)) {
     ++seen.refused;
     return Demotion::kRefused;
   }
-  if (!budget_.allows(bytes, now_ms_) || !room_for(bytes)) {
+  if (!budget_.allows(bytes, now_ms_) || !leaves_room_to_move(bytes) || !room_for(bytes)) {
     ++seen.dropped;
     return Demotion::kLater;
   }
@@ -432,9 +431,10 @@ void Device::reclaim() {
       for (; at < end; ++at) {
         const DiskEntry& entry = index_[at];
         if (entry.size == 0 || entry.segment != number) continue;
-        if (entry.written &&
-            worth_keeping(entry.hits, kept_bytes_, record_bytes(entry.size), layout_.segment_bytes)) {
-          want_kept(entry);
+        const bool pinned = is_pinned(at, now_ms_);
+        if (entry.written && (pinned || worth_keeping(entry.hits, kept_bytes_, record_bytes(entry.size),
+                                                      layout_.segment_bytes))) {
+          want_kept(entry, pinned);
           continue;
         }
         gone.emplace_back(index_.tenant_of(entry), entry);
@@ -449,19 +449,6 @@ void Device::reclaim() {
   }
   const std::lock_guard lock(stats_mutex_);
   count_.reclaimed += reclaimed;
-}
-
-// mutex_ is held.
-void Device::want_kept(const DiskEntry& entry) {
-  auto fetch = std::make_shared<Fetch>();
-  fetch->tenant = index_.tenant_of(entry);
-  fetch->key = entry.key;
-  fetch->size = entry.size;
-  fetch->at = DiskIndex::location_of(entry);
-  fetch->keep = true;
-  ++segments_[fetch->at.segment].reads;
-  kept_bytes_ += record_bytes(entry.size);
-  wanted_.push_back(std::move(fetch));
 }
 
 // Its bytes are here and sound. The hold on its old place ends behind this.

@@ -12,7 +12,9 @@
 // a removal is overwritten only after every record that it removes.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -43,6 +45,11 @@ inline uint64_t round_up(uint64_t value, uint64_t unit) {
 }
 inline uint64_t record_bytes(uint64_t size) {
   return round_up(kRecordHeaderBytes + size, kUnitBytes);
+}
+
+// Enough of them that giving one up costs little.
+inline uint64_t segment_bytes_for(uint64_t capacity_bytes) {
+  return std::clamp<uint64_t>(std::bit_floor(capacity_bytes / 32), kMinSegmentBytes, kMaxSegmentBytes);
 }
 
 struct Superblock {

@@ -20,6 +20,7 @@ struct ColdBlock {
   uint32_t crc32c = 0;
   uint32_t hits = 0;
   bool known_good = false;
+  double chance = -1;  // of a use in the next two hours; below 0: the policy does not say
 };
 
 enum class Demotion : uint8_t { kWritten, kRefused, kLater };

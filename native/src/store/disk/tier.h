@@ -36,6 +36,14 @@ class SsdTier {
     Device* device = of(tenant, key);
     return device != nullptr && device->remove(tenant, key, std::move(done));
   }
+  Code pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms) {
+    Device* device = of(tenant, key);
+    return device == nullptr ? Code::kNotFound : device->pin(tenant, key, until_ms, now_ms);
+  }
+  Code unpin(TenantId tenant, const Key& key) {
+    Device* device = of(tenant, key);
+    return device == nullptr ? Code::kNotFound : device->unpin(tenant, key);
+  }
   // One page of the walk over all disks; the next cursor, 0 at the end.
   uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const;
   void close();
