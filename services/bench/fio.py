@@ -12,7 +12,6 @@ from typing import Any, Final, Literal
 Work = Literal["read", "write", "randread"]
 ENGINES: Final = ("io_uring", "libaio")
 _MARGIN_S: Final = 60.0
-_MISSING: Final = "fio is not installed (Debian package fio)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +24,32 @@ class FioRates:
 
 
 def fio(
-    file: Path, work: Work, *, block_bytes: int, file_bytes: int, depth: int, seconds: float
+    file: Path, engine: str, work: Work, *, block_bytes: int, file_bytes: int, depth: int, seconds: float
 ) -> FioRates | str:
-    """The best of its engines, without the page cache; the reason when there is none. The file stays."""
+    """One run without the page cache; the reason when there is none. The file stays."""
     if shutil.which("fio") is None:
-        return _MISSING
-    found: list[FioRates] = []
-    why = _MISSING
-    for engine in ENGINES:
-        command = [
-            "fio",
-            "--name=disk",
-            f"--filename={file}",
-            f"--ioengine={engine}",
-            f"--rw={work}",
-            f"--bs={block_bytes}",
-            f"--size={file_bytes}",
-            f"--iodepth={depth}",
-            f"--runtime={seconds:g}",
-            "--time_based",
-            "--direct=1",
-            "--output-format=json",
-        ]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=seconds + _MARGIN_S, check=True
-            )
-            found.append(parse_fio(done.stdout, engine))
-        except (subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError) as error:
-            why = f"fio gave no figure with {engine}: {error}"
-    return max(found, key=lambda rates: rates.bytes_per_s) if found else why
+        return "fio is not installed (Debian package fio)"
+    command = [
+        "fio",
+        "--name=disk",
+        f"--filename={file}",
+        f"--ioengine={engine}",
+        f"--rw={work}",
+        f"--bs={block_bytes}",
+        f"--size={file_bytes}",
+        f"--iodepth={depth}",
+        f"--runtime={seconds:g}",
+        "--time_based",
+        "--direct=1",
+        "--output-format=json",
+    ]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + _MARGIN_S, check=True
+        )
+        return parse_fio(done.stdout, engine)
+    except (subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError) as error:
+        return f"fio gave no figure with {engine}: {error}"
 
 
 def parse_fio(text: str, engine: str) -> FioRates:

@@ -1,8 +1,8 @@
 """Gets and puts of blocks in memory: with the tier on over off, and small gets beside a disk that is busy.
 
 Two pools run at the same time, one with a tier and one without, and are measured in turn. Beside the busy disk a
-process reads blocks that are on the disk alone, as fast as it can. A process that only copies memory, in pieces as large
-and at the same rate, tells how much of that is the processor.
+process reads blocks that are on the disk alone, as fast as it can. A process that only copies memory, in pieces as
+large and at the same rate, tells how much of that is the processor.
 """
 
 from __future__ import annotations

@@ -28,11 +28,11 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     rows: list[Row] = []
     for block_bytes in (_BLOCK, _SMALL):
         progress(f"blocks of {block_bytes >> 10} KiB")
-        rows += _over_admitted(memory_bytes, block_bytes, 2 if quick else 3)
+        rows += over_admitted(memory_bytes, block_bytes, 2 if quick else 3)
     return rows + _budget(memory_bytes, 3.0 if quick else 40.0, progress)
 
 
-def _over_admitted(memory_bytes: int, block_bytes: int, laps: int) -> list[Row]:
+def over_admitted(memory_bytes: int, block_bytes: int, laps: int) -> list[Row]:
     disk_bytes = 4 * memory_bytes
     with (
         ssd_pool(memory_bytes, disk_bytes) as pool,
