@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-Work = Literal["read", "write", "randread"]
+DiskWork = Literal["read", "write", "randread"]
 ENGINES: Final = ("io_uring", "libaio")
 _MARGIN_S: Final = 60.0
 
@@ -24,7 +24,7 @@ class FioRates:
 
 
 def fio(
-    file: Path, engine: str, work: Work, *, block_bytes: int, file_bytes: int, depth: int, seconds: float
+    file: Path, engine: str, work: DiskWork, *, block_bytes: int, file_bytes: int, depth: int, seconds: float
 ) -> FioRates | str:
     """One run without the page cache; the reason when there is none. The file stays."""
     if shutil.which("fio") is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-from mooncache.bench.fio import ENGINES, FioRates, Work, fio
+from mooncache.bench.fio import ENGINES, DiskWork, FioRates, fio
 from mooncache.client.native_call import call_native
 from mooncache.reporting.rows import Row, bar_row
 
@@ -26,7 +26,7 @@ _SECONDS: Final = 2.0
 _ROUNDS: Final = 5
 _QUICK_SECONDS: Final = 0.5
 # fio's work, its blocks, and the share of fio that the tier has to reach
-_WORKS: Final[tuple[tuple[str, Work, int, float], ...]] = (
+_WORKS: Final[tuple[tuple[str, DiskWork, int, float], ...]] = (
     ("1 MiB writes", "write", _LARGE, 0.9),
     ("1 MiB reads", "read", _LARGE, 0.9),
     ("1 MiB random reads", "randread", _LARGE, 0.9),
@@ -102,7 +102,7 @@ class _Fio:
             found[name] = self._one(engine, work, block_bytes)
         return found
 
-    def _one(self, engine: str, work: Work, block_bytes: int) -> FioRates | str:
+    def _one(self, engine: str, work: DiskWork, block_bytes: int) -> FioRates | str:
         return fio(
             self.file,
             engine,
