@@ -247,6 +247,16 @@ def store_growth_benchmark(from_blocks: int, to_blocks: int) -> dict[str, float]
     Fills a store of small blocks: the longest put between these two counts, in processor time and by the clock, and the mean.
     """
 
+def disk_rates_benchmark(path: str, disk_bytes: int, memory_bytes: int, block_bytes: int, depth: int, write_ms: int, read_ms: int) -> dict[str, Any]:
+    """
+    What the SSD tier writes and reads in this folder, through a store, and its processor time.
+    """
+
+def disk_start_benchmark(path: str, records: int) -> dict[str, float]:
+    """
+    Writes so many small blocks to a disk in this folder, and opens it again: the time that takes.
+    """
+
 class CancelToken:
     """Stops calls from another thread; stays cancelled."""
 

@@ -20,6 +20,7 @@
 #include "mooncache/server.h"
 #include "rdma_arguments.h"
 #include "store/device_memory.h"
+#include "store/disk/benchmark.h"
 #include "store/growth_benchmark.h"
 
 namespace nb = nanobind;
@@ -232,6 +233,37 @@ nb::typed<nb::dict, nb::str, double> growth_benchmark(uint64_t from_blocks, uint
   return out;
 }
 
+nb::typed<nb::dict, nb::str, nb::any> disk_rates(const std::string& path, uint64_t disk_bytes,
+                                                 uint64_t memory_bytes, uint64_t block_bytes, uint32_t depth,
+                                                 uint32_t write_ms, uint32_t read_ms) {
+  const DiskRatesOptions options{path, disk_bytes, memory_bytes, block_bytes, depth, write_ms, read_ms};
+  const auto result = without_gil([&] { return disk_rates_benchmark(options); });
+  if (!result) check(result.status());
+  nb::typed<nb::dict, nb::str, nb::any> out;
+  out["written_bytes_per_s"] = result->written_bytes_per_s;
+  out["read_bytes_per_s"] = result->read_bytes_per_s;
+  out["reads_per_s"] = result->reads_per_s;
+  out["write_cpu_ns_per_kib"] = result->write_cpu_ns_per_kib;
+  out["read_cpu_ns_per_kib"] = result->read_cpu_ns_per_kib;
+  out["admitted_bytes"] = result->admitted_bytes;
+  out["written_bytes"] = result->written_bytes;
+  out["read_misses"] = result->read_misses;
+  out["corrupt_blocks"] = result->corrupt_blocks;
+  out["queue"] = result->queue;
+  return out;
+}
+
+nb::typed<nb::dict, nb::str, double> disk_start(const std::string& path, uint64_t records) {
+  const auto result = without_gil([&] { return disk_start_benchmark({path, records}); });
+  if (!result) check(result.status());
+  nb::typed<nb::dict, nb::str, double> out;
+  out["records"] = static_cast<double>(result->records);
+  out["index_bytes"] = static_cast<double>(result->index_bytes);
+  out["cpu_s"] = result->cpu_s;
+  out["wall_s"] = result->wall_s;
+  return out;
+}
+
 nb::typed<nb::dict, nb::str, uint64_t> stats(const StoreServer& server) {
   const auto values = without_gil([&] { return server.stats(); });
   nb::dict out;
@@ -393,6 +425,11 @@ void bind_store(nb::module_& m) {
       "store_growth_benchmark", &growth_benchmark, "from_blocks"_a, "to_blocks"_a,
       "Fills a store of small blocks: the longest put between these two counts, in processor time and by the "
       "clock, and the mean.");
+  m.def("disk_rates_benchmark", &disk_rates, "path"_a, "disk_bytes"_a, "memory_bytes"_a, "block_bytes"_a,
+        "depth"_a, "write_ms"_a, "read_ms"_a,
+        "What the SSD tier writes and reads in this folder, through a store, and its processor time.");
+  m.def("disk_start_benchmark", &disk_start, "path"_a, "records"_a,
+        "Writes so many small blocks to a disk in this folder, and opens it again: the time that takes.");
 }
 
 }  // namespace mooncache::python

@@ -47,6 +47,7 @@ _BENCHMARKS = {  # not imported before one of them runs; the lists say this of t
     "handover": "How KV gets from the engine that computes it to the engine that needs it.",
     "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
     "sound": "What one slow, stopped or overloaded part costs the others.",
+    "tiers": "The SSD tier: bytes over fio, memory beside a busy or stalled disk, wear, a start.",
     "transfer": "Measure what the transports move between two processes or hosts, beside each wire's own tool.",
 }
 

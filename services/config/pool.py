@@ -95,6 +95,8 @@ class StoreNodeSection(Section):
     """Folders, files or block devices of the SSD tier, one a disk; empty means a folder inside state_dir."""
     ssd_write_bytes_per_s: SizeBytes = 0
     """Bytes that may be written to each disk, as an average over a minute, so that it lasts; 0 means no limit."""
+    ssd_dwpd: float = Field(default=0.0, ge=0, le=100)
+    """Drive writes per day: the same limit, as times a day that a whole disk may be written; 0 means no limit."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
     """Expected average size of blocks. With a smaller average the node runs out of slots before memory."""
     huge_pages: bool = True

@@ -53,6 +53,7 @@ from mooncache.store_node.ops import (
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
 from mooncache.store_node.state import ArenaKind, NodeIdentity, StoreNodeState
+from mooncache.store_node.write_budget import write_bytes_per_s
 
 if TYPE_CHECKING:
     import grpc
@@ -338,7 +339,7 @@ def server_settings(
     if node.ssd_bytes:
         settings["ssd_paths"] = ssd_paths(config, identity.node_id)
         settings["ssd_bytes"] = node.ssd_bytes
-        settings["ssd_write_bytes_per_s"] = node.ssd_write_bytes_per_s
+        settings["ssd_write_bytes_per_s"] = write_bytes_per_s(node, settings["ssd_paths"])
     if node.arena_path is not None:
         settings["arena_path"] = str(node.arena_path)
     if node.eviction:

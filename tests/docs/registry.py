@@ -140,6 +140,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ),
     ("docs/benchmarks/store.md", "make bench"): Cannot(QUIET, ("tests/bench/test_store_bench.py",)),
     ("docs/benchmarks/sound.md", "mooncache bench sound"): Cannot(QUIET, ("tests/bench/test_sound.py",)),
+    ("docs/benchmarks/tiers.md", "mooncache bench tiers"): Cannot(QUIET, ("tests/bench/test_tiers.py",)),
     ("docs/benchmarks/handover.md", "mooncache bench handover"): Cannot(
         QUIET, ("tests/bench/test_handover.py",)
     ),

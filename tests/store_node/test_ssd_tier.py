@@ -10,13 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-from mooncache.config import Config
-from mooncache.errors import MooncacheError
+from mooncache.config import Config, StoreNodeSection
+from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.store_node.metrics import families
 from mooncache.store_node.service import server_settings, ssd_paths
 from mooncache.store_node.state import NodeIdentity
+from mooncache.store_node.write_budget import disk_bytes, write_bytes_per_s
 from tests.conditions import wait_until
 
 MIB = 1 << 20
@@ -49,6 +52,21 @@ def test_settings_reach_the_native_server(tmp_path: Path) -> None:
     assert not [name for name in off if name.startswith("ssd")], "off by default"
     own = Config.model_validate({"store_node": {"ssd_bytes": 1 << 30, "ssd_paths": "/mnt/a, /mnt/b"}})
     assert ssd_paths(own, "node-1") == ["/mnt/a", "/mnt/b"]
+
+
+def test_drive_writes_per_day_are_of_the_whole_disk(tmp_path: Path) -> None:
+    sizes = {"/mnt/a": 86_400 << 20, "/mnt/b": 86_400 << 24}
+
+    def rate(**section: float) -> int:
+        return write_bytes_per_s(StoreNodeSection.model_validate(section), list(sizes), sizes.__getitem__)
+
+    assert rate() == 0, "no limit by default"
+    assert rate(ssd_dwpd=1) == 1 << 20, "the smaller disk counts"
+    assert rate(ssd_dwpd=0.5) == 1 << 19
+    assert rate(ssd_dwpd=0.5, ssd_write_bytes_per_s=4096) == 4096, "the lower of two limits"
+    assert disk_bytes(str(tmp_path)) == disk_bytes(str(tmp_path / "blocks")) > 1 << 20
+    with pytest.raises(ConfigInvalid, match="ssd_dwpd"):
+        disk_bytes(str(tmp_path / "no" / "blocks"))
 
 
 def test_sizes_are_gauges_and_the_rest_counts() -> None:

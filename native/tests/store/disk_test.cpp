@@ -1,4 +1,5 @@
 // One disk with nothing wrong: blocks go down and come up, through restarts, in a bounded file.
+#include "store/disk/benchmark.h"
 #include "store/disk/tier.h"
 #include "store/disk_fixture.h"
 
@@ -175,6 +176,48 @@ TEST_F(DiskTest, ForeignFilesAreNotTouched) {
   EXPECT_EQ(open().code, Code::kConfigInvalid);
   std::ifstream in(file());
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), text);
+}
+
+// All that wears the disk is counted: headers, footers, what pads a write, and blocks that move.
+TEST_F(DiskTest, TheWriteBudgetCountsEveryByte) {
+  auto with = options();
+  with.write_bytes_per_s = 100'000;  // 6 MB are saved up at the start
+  ASSERT_TRUE(open(with));
+  const auto begun = std::chrono::steady_clock::now();
+  for (uint64_t i = 0; i < 12'000; ++i) memory_->offer(i, 1'000);
+  ASSERT_TRUE(memory_->wait_written(4'000));
+  // What the start has saved up is used by now, or soon.
+  for (uint64_t before = 0; device_->stats().admitted > before + 200;) {
+    before = device_->stats().admitted;
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  }
+  device_->close();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+  EXPECT_LE(static_cast<double>(device_->stats().written_bytes), 100'000 * (60 + seconds) + 64'000);
+}
+
+// The benchmarks do what they say: every block that came up was whole, and a start finds all.
+TEST_F(DiskTest, WhatTheBenchmarksMeasureIsRight) {
+  DiskRatesOptions rates;
+  rates.path = folder_.string();
+  rates.disk_bytes = 32 * kMiB;
+  rates.memory_bytes = 8 * kMiB;
+  rates.block_bytes = 64 << 10;
+  rates.write_ms = rates.read_ms = 100;
+  const auto moved = disk_rates_benchmark(rates);
+  ASSERT_TRUE(moved) << moved.status().message;
+  EXPECT_GT(moved->reads_per_s, 0);
+  EXPECT_GE(moved->admitted_bytes, rates.disk_bytes);
+  EXPECT_GE(moved->written_bytes, moved->admitted_bytes / 2);
+  EXPECT_EQ(moved->corrupt_blocks, 0u);
+  rates.disk_bytes = rates.memory_bytes;
+  EXPECT_EQ(disk_rates_benchmark(rates).code(), Code::kInvalidArgument);
+  std::filesystem::remove(file());
+  const auto start = disk_start_benchmark({folder_.string(), 5'000});
+  ASSERT_TRUE(start) << start.status().message;
+  EXPECT_EQ(start->records, 5'000u);
+  EXPECT_GT(start->cpu_s, 0);
+  EXPECT_EQ(disk_start_benchmark({folder_.string(), 0}).code(), Code::kInvalidArgument);
 }
 
 TEST(DiskIndexTest, ABlockCostsAtMost64Bytes) {

@@ -49,11 +49,6 @@ class WriteBudget {
   uint64_t at_ms_;
 };
 
-// Drive writes per day, for a disk of this size.
-inline uint64_t bytes_per_s_of(double writes_per_day, uint64_t capacity_bytes) {
-  return static_cast<uint64_t>(writes_per_day * static_cast<double>(capacity_bytes) / 86'400);
-}
-
 struct Candidate {
   uint32_t hits = 0;        // since it came into memory
   bool known_good = false;  // of the protected queue: read before, or evicted and asked for again

@@ -70,6 +70,7 @@ void Device::seal_chunk() {
   if (chunks_.empty() || chunks_.back().sealed) return;
   Chunk& last = chunks_.back();
   const uint64_t padded = round_up(last.fill, kPageBytes);
+  budget_.spend(padded - last.fill);
   std::memset(chunk_data(last) + last.fill, 0, padded - last.fill);
   open_fill_ += padded - last.fill;
   last.fill = padded;
@@ -84,6 +85,7 @@ bool Device::append(const RecordHeader& header, PendingRecord record, const Copy
   std::array<std::byte, kRecordHeaderBytes> head;
   header.encode(layout_.uuid, head);
   const uint64_t total = record_bytes(header.size);
+  budget_.spend(total);  // also of removals, and of blocks that move: the disk wears from all that is written
   bool sound = true;
   for (uint64_t at = 0; at < total;) {
     Chunk& to = chunk();
@@ -156,7 +158,6 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
     return memory_.copy_out(block, offset, to).is_ok();
   });
   if (!copied) return Demotion::kRefused;
-  budget_.spend(bytes);
   ++seen.admitted;
   seen.admitted_bytes += block.size;
   return Demotion::kWritten;
@@ -297,6 +298,7 @@ bool Device::open_segment() {
   op.segment = number;
   if (submit(std::move(op), {Io::Kind::kWrite, segment_offset(number), {page, kPageBytes}, -1, 0}) == kNone)
     return false;
+  budget_.spend(kPageBytes);
   ++writes_under_way_;
   ++next_sequence_;
   free_segments_.pop_front();
@@ -314,6 +316,7 @@ void Device::close_segment() {
   FooterBuild footer;
   footer.segment = open_;
   footer.entries.swap(footer_);
+  budget_.spend(FooterTrailer::entries_bytes(footer.entries.size()) + kPageBytes);
   footers_.push_back(std::move(footer));
   closed_.push_back(open_);
   open_ = kNone;
@@ -407,6 +410,7 @@ void Device::wipe(uint32_t number) {
   op.segment = number;
   if (submit(std::move(op), {Io::Kind::kWrite, segment_offset(number), {page, kPageBytes}, -1, 0}) == kNone)
     return;
+  budget_.spend(kPageBytes);
   ++writes_under_way_;
   segments_[number].state = Segment::State::kWiping;
 }

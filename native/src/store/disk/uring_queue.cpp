@@ -111,10 +111,13 @@ class UringQueue final : public IoQueue {
     // What the kernel does not take now (EAGAIN, EINTR) stays in the ring for the next call.
     (void)::syscall(SYS_io_uring_enter, ring_fd_, left_in_ring(), 1u,
                     IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument, sizeof argument);
+    // Before the owner looks for what other threads want: what they ask for from here on wakes it again.
+    woken_.store(false);
     reap(ends);
   }
 
   void wake() override {
+    if (woken_.exchange(true)) return;  // it has not looked since the last one
     const uint64_t one = 1;
     (void)!::write(wake_fd_, &one, sizeof one);
   }
@@ -193,6 +196,7 @@ class UringQueue final : public IoQueue {
   io_uring_cqe* ends_ = nullptr;
   uint32_t depth_ = 0, under_way_ = 0;
   bool registered_ = false, wake_armed_ = false;
+  std::atomic<bool> woken_{false};
   uint64_t wake_count_ = 0;
 };
 

@@ -1,0 +1,216 @@
+"""Gets and puts of blocks in memory: with the tier on over off, and small gets beside a disk that is busy.
+
+Two pools run at the same time, one with a tier and one without, and are measured in turn. Beside the busy disk a
+process reads blocks that are on the disk alone, as fast as it can. A process that only copies memory, in pieces as
+large and at the same rate, tells how much of that is the processor.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median, quantiles
+from typing import Any, Final
+
+import mooncache
+from mooncache.bench.ssd_pool import disk_counters, put_at_the_disks_pace, settle, ssd_pool
+from mooncache.bench.store.ours import OurClient
+from mooncache.errors import NodeUnavailable
+from mooncache.reporting.rows import Row, bar_row
+
+_OVER_OFF: Final = 0.97
+_BESIDE: Final = 1.2
+_SMALL, _LARGE = 4 << 10, 1 << 20
+_BATCH: Final = 16
+_START_S: Final = 60.0
+_CALLS_MIN: Final = 100
+_AFTER_MISSES_S: Final = 0.01
+_KINDS: Final = ("get of 4 KiB", "put of 4 KiB", "get of 16 x 1 MiB", "put of 16 x 1 MiB")
+
+
+def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
+    """Medians of rounds of each kind, and the p99 alone and beside the disk."""
+    rounds, calls = (4, 60) if quick else (100, 200)
+    memory_bytes = (64 if quick else 256) << 20
+    with ExitStack() as stack:
+        pools = {}
+        for on in (False, True):
+            progress("starting a pool " + ("with" if on else "without") + " a tier")
+            pools[on] = stack.enter_context(ssd_pool(memory_bytes, on * 4 * memory_bytes))
+        clients = {
+            on: stack.enter_context(mooncache.connect(**pool.client_settings(), timeout_s=60.0))
+            for on, pool in pools.items()
+        }
+        rows = _on_over_off(
+            {on: OurClient(client) for on, client in clients.items()}, rounds, calls, progress
+        )
+        progress("filling the disk")
+        cold = put_at_the_disks_pace(pools[True], clients[True], 3 * (memory_bytes >> 20), _LARGE)
+        settle(pools[True])
+        return rows + _beside(
+            pools[True], clients[True], cold, 1 if quick else 7, 0.2 if quick else 1.5, progress
+        )
+
+
+def _on_over_off(
+    clients: dict[bool, OurClient], rounds: int, calls: int, progress: Callable[[str], None]
+) -> list[Row]:
+    """Rows for each kind of call; the pools have turns within each round."""
+    found: dict[str, dict[bool, list[float]]] = {kind: {False: [], True: []} for kind in _KINDS}
+    for number in range(rounds):
+        progress(f"on and off, round {number + 1} of {rounds}")
+        for on in (bool(number % 2), not number % 2):
+            for kind, calls_per_s in _round(clients[on], calls).items():
+                found[kind][on].append(calls_per_s)
+    rows: list[Row] = []
+    for kind, rates in found.items():
+        off = median(rates[False])
+        rows.append(Row(f"{kind}, tier off", off, "1/s"))
+        rows.append(
+            bar_row(
+                f"{kind}, tier on",
+                median(rates[True]),
+                "1/s",
+                against="tier off",
+                reference=off,
+                at_least=_OVER_OFF,
+            )
+        )
+    return rows
+
+
+def _round(client: OurClient, calls: int) -> dict[str, float]:
+    """Calls a second of each kind, one after the other, on blocks that are gone afterwards."""
+    small = [os.urandom(32) for _ in range(calls)]
+    large = [os.urandom(32) for _ in range(_BATCH)]
+    body = memoryview(bytearray(os.urandom(_LARGE)))
+    bodies = [body] * _BATCH
+    target = memoryview(bytearray(_SMALL))
+    targets = [memoryview(bytearray(_LARGE)) for _ in large]
+    large_calls = max(2, calls // 50)
+    put_s = sum(client.put_s(key, body[:_SMALL]) for key in small)
+    get_s = sum(client.get_s(key, target) for key in small)
+    client.remove(small)
+    large_put_s, large_get_s = 0.0, 0.0
+    for _ in range(large_calls):
+        large_put_s += client.put_batch_s(large, bodies)
+        large_get_s += client.get_batch_s(large, targets)
+        client.remove(large)
+    rates = (calls / get_s, calls / put_s, large_calls / large_get_s, large_calls / large_put_s)
+    return dict(zip(_KINDS, rates, strict=True))
+
+
+def _beside(
+    pool: Any,
+    client: mooncache.Client,
+    cold: list[bytes],
+    rounds: int,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> list[Row]:
+    """Rows of the p99 of small gets, alone and beside reads of the disk."""
+    small = os.urandom(32)
+    client.put(small, os.urandom(_SMALL))
+    client.pin(small, ttl_s=600.0)
+    alone, beside, copying, moved = [], [], [], []
+    for number in range(rounds):
+        progress(f"beside the disk, round {number + 1} of {rounds}")
+        alone.append(small_get_p99_us(client, small, seconds))
+        before, begun_s = disk_counters(pool)["ssd_read_bytes"], time.perf_counter()
+        with reader_of(pool, cold):
+            beside.append(small_get_p99_us(client, small, seconds))
+            spent_s = time.perf_counter() - begun_s
+            moved.append((disk_counters(pool)["ssd_read_bytes"] - before) / spent_s)
+        with _copier(median(moved)):
+            copying.append(small_get_p99_us(client, small, seconds))
+    against = "4 KiB get from memory, p99, alone"
+    return [
+        Row(against, median(alone), "us"),
+        bar_row(
+            "4 KiB get from memory, p99, beside a process that copies as many bytes (no Mooncache)",
+            median(copying),
+            "us",
+            against=against,
+            reference=median(alone),
+        ),
+        bar_row(
+            "4 KiB get from memory, p99, beside a process that reads the disk as fast as it can",
+            median(beside),
+            "us",
+            against=against,
+            reference=median(alone),
+            at_most=_BESIDE,
+        ),
+        Row("that process meanwhile, from the disk", median(moved) / 1e6, "MB/s"),
+    ]
+
+
+def small_get_p99_us(client: mooncache.Client, key: bytes, seconds: float) -> float:
+    """p99 of gets one after the other. Raises NodeUnavailable when the block is not there."""
+    target = memoryview(bytearray(_SMALL))
+    times: list[float] = []
+    until_s = time.perf_counter() + seconds
+    while len(times) < _CALLS_MIN or time.perf_counter() < until_s:
+        started = time.perf_counter()
+        if client.get_into(key, target) is None:
+            raise NodeUnavailable("The block that is read has left the memory.")
+        times.append(time.perf_counter() - started)
+    return quantiles(times, n=100)[-1] * 1e6
+
+
+@contextmanager
+def reader_of(pool: Any, keys: list[bytes]) -> Iterator[None]:
+    """A process that gets these blocks of 1 MiB, over and over, where they lie in shared memory: it copies no byte, as
+    if it were on another host. Raises NodeUnavailable."""
+    with _process(_read, (pool.client_settings(), keys)):
+        yield
+
+
+def _read(settings: dict[str, Any], keys: list[bytes], ready: Connection) -> None:
+    batch = 2 * _BATCH
+    with mooncache.connect(**settings, timeout_s=60.0) as client:
+        client.get_many_views(keys[:batch])
+        ready.send(True)
+        while True:
+            for at in range(0, len(keys) - batch + 1, batch):
+                if not client.get_many_views(keys[at : at + batch]).hits:
+                    time.sleep(_AFTER_MISSES_S)  # what is missing is computed elsewhere
+
+
+@contextmanager
+def _copier(bytes_per_s: float) -> Iterator[None]:
+    """A process that copies what a node copies for each byte that comes from a disk."""
+    with _process(_copy, (bytes_per_s,)):
+        yield
+
+
+def _copy(bytes_per_s: float, ready: Connection) -> None:
+    source, target = memoryview(bytearray(_LARGE)), memoryview(bytearray(_LARGE))
+    ready.send(True)
+    next_s = time.perf_counter()
+    while True:
+        target[:] = source
+        next_s = max(next_s + _LARGE / bytes_per_s, time.perf_counter() - 0.1)
+        time.sleep(max(0.0, next_s - time.perf_counter()))
+
+
+@contextmanager
+def _process(target: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[None]:
+    """A process that is at work when this yields, and gone afterwards. Raises NodeUnavailable."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=target, args=(*arguments, theirs), name="beside")
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_S):
+            raise NodeUnavailable("A process beside the gets did not start.")
+        ours.recv()
+        yield
+    finally:
+        process.kill()
+        process.join()

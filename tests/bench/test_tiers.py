@@ -1,0 +1,76 @@
+"""The cases of `mooncache bench tiers` at a tiny scale: what they measure is there, whatever the figures are."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from mooncache.bench import cases, fio
+from mooncache.bench import tiers as folder
+from mooncache.bench.tiers import raw_io, start, writes
+from mooncache.bench.tiers.command import tiers
+from mooncache.reporting.rows import Row
+
+
+def test_every_case_can_be_loaded_and_says_what_it_is() -> None:
+    assert {"raw_io", "memory", "stall", "writes", "start", "working_set"} == set(cases.case_names(folder))
+    for name in cases.case_names(folder):
+        assert callable(cases.load_case(folder, name))
+        assert (importlib.import_module(f"{folder.__name__}.{name}").__doc__ or "").strip()
+
+
+def test_an_unknown_case_is_refused_however_it_is_named() -> None:
+    assert tiers("nothing") == 2
+    assert tiers(case=("nothing",)) == 2
+
+
+def test_the_tier_moves_what_it_is_given_and_every_block_is_whole(tmp_path: Path) -> None:
+    for _ in range(2):  # the second time on the first one's file
+        found = raw_io.tier_rates(tmp_path, 64 << 10, 32 << 20, 0.1)
+        assert found["written_bytes_per_s"] > 0 and found["reads_per_s"] > 0
+        assert found["admitted_bytes"] >= 32 << 20
+        assert found["corrupt_blocks"] == 0
+
+
+def test_without_fio_the_rest_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fio.shutil, "which", lambda name: None)
+    monkeypatch.setattr(raw_io, "_QUICK_DISK_BYTES", 64 << 20)
+    monkeypatch.setattr(raw_io, "_QUICK_SECONDS", 0.1)
+    out = tmp_path / "rows.json"
+    assert tiers("raw_io", folder=tmp_path, quick=True, json=out) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert sum("fio is not installed" in row["name"] for row in rows) == 4
+    ours = [row for row in rows if row["name"].endswith("the tier, checksums on")]
+    assert len(ours) == 4
+    assert all(row["met"] is None for row in ours)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
+
+
+def test_fios_figures_are_those_of_its_one_job() -> None:
+    sides = {"read": {"bw_bytes": 0, "iops": 0.0}, "write": {"bw_bytes": 4096, "iops": 2.0}}
+    text = "fio: a remark\n" + json.dumps({"jobs": [sides]})
+    assert fio.parse_fio(text, "libaio") == fio.FioRates(4096.0, 2.0, "libaio")
+    with pytest.raises(ValueError):
+        fio.parse_fio("fio: no such engine", "libaio")
+
+
+def test_a_figure_is_compared_with_those_beside_it() -> None:
+    assert raw_io.over_neighbours([10.0, 30.0], [5.0, 15.0, 25.0]) == [1.0, 1.5]
+
+
+def test_a_start_finds_every_record(tmp_path: Path) -> None:
+    found = start.index_rebuild(str(tmp_path), 3000)
+    assert found["records"] == 3000
+    assert found["index_bytes"] / found["records"] <= 64, "a bar that does not depend on the machine"
+
+
+def test_writes_count_bytes_of_the_disk_and_of_blocks() -> None:
+    rows: dict[str, Row] = {row.name: row for row in writes.over_admitted(16 << 20, 64 << 10, 2)}
+    written = next(row for name, row in rows.items() if name.endswith("written to the disk"))
+    assert written.ratio is not None
+    assert written.ratio >= 1.0
+    assert written.met, "bytes, not times: the same on every machine"
+    assert next(row for name, row in rows.items() if "moved to a newer segment" in name).value > 0
