@@ -13,12 +13,12 @@ using wire::WaitState;
 
 constexpr uint32_t kBeatMs = 2500;
 
-struct Owner final : WaitTable::Owner {
+struct TableOwner final : WaitTable::Owner {
   void send_news(const WaitTable::News& news) override { heard.push_back(news); }
   std::vector<WaitTable::News> heard;
 };
 
-std::vector<Key> keys_from(uint8_t first, uint8_t count) {
+std::vector<Key> table_keys(uint8_t first, uint8_t count) {
   std::vector<Key> keys(count);
   for (uint8_t i = 0; i < count; ++i) keys[i].bytes[0] = std::byte(first + i);
   return keys;
@@ -26,8 +26,8 @@ std::vector<Key> keys_from(uint8_t first, uint8_t count) {
 
 class WaitTableTest : public ::testing::Test {
  protected:
-  void add(Owner& owner, uint64_t id, uint32_t heartbeat_ms, uint32_t news_ms = 0) {
-    const wire::WaitRequest request{600'000, news_ms, keys_from(static_cast<uint8_t>(10 * id), 2),
+  void add(TableOwner& owner, uint64_t id, uint32_t heartbeat_ms, uint32_t news_ms = 0) {
+    const wire::WaitRequest request{600'000, news_ms, table_keys(static_cast<uint8_t>(10 * id), 2),
                                     heartbeat_ms};
     ASSERT_TRUE(table.add(group, owner, id, 1, request, now_ms));
     table.report_present(owner, id, {}, now_ms);
@@ -43,7 +43,7 @@ class WaitTableTest : public ::testing::Test {
     }
     now_ms = until_ms;
   }
-  static size_t beats(const Owner& owner) {
+  static size_t beats(const TableOwner& owner) {
     return static_cast<size_t>(std::count_if(owner.heard.begin(), owner.heard.end(), [](const auto& news) {
       return news.heartbeat && news.state == WaitState::kMore && news.positions.empty();
     }));
@@ -55,7 +55,7 @@ class WaitTableTest : public ::testing::Test {
 };
 
 TEST_F(WaitTableTest, NoneAreSentThatWereNotAskedFor) {
-  Owner owner;
+  TableOwner owner;
   add(owner, 1, 0);
   EXPECT_EQ(group.next_due_ms(), now_ms + 600'000);
   run_for(599'000);
@@ -64,7 +64,7 @@ TEST_F(WaitTableTest, NoneAreSentThatWereNotAskedFor) {
 }
 
 TEST_F(WaitTableTest, TheFirstComesAtOnceThenAtIntervals) {
-  Owner owner;
+  TableOwner owner;
   add(owner, 1, kBeatMs);
   run_for(0);
   EXPECT_EQ(beats(owner), 1u);
@@ -80,7 +80,7 @@ TEST_F(WaitTableTest, TheFirstComesAtOnceThenAtIntervals) {
 }
 
 TEST_F(WaitTableTest, ManyWaitsOfAConnectionShareThem) {
-  Owner owner, other;
+  TableOwner owner, other;
   for (uint64_t id = 1; id <= 20; ++id) {
     add(owner, id, kBeatMs);
     run_for(7);
@@ -94,12 +94,12 @@ TEST_F(WaitTableTest, ManyWaitsOfAConnectionShareThem) {
 }
 
 TEST_F(WaitTableTest, NewsAreSignsOfLife) {
-  Owner owner;
+  TableOwner owner;
   add(owner, 1, kBeatMs, 1);
   add(owner, 2, kBeatMs);
   run_for(0);
   run_for(kBeatMs - 100);
-  table.committed(1, keys_from(10, 1)[0]);
+  table.committed(1, table_keys(10, 1)[0]);
   run_for(200);
   ASSERT_EQ(owner.heard.size(), 2u);
   EXPECT_EQ(owner.heard[1].positions, std::vector<uint32_t>{0});
@@ -111,20 +111,20 @@ TEST_F(WaitTableTest, NewsAreSignsOfLife) {
 }
 
 TEST_F(WaitTableTest, BlocksThatAreNotToBeToldYetAreNotInThem) {
-  Owner owner;
+  TableOwner owner;
   add(owner, 1, kBeatMs);
-  table.committed(1, keys_from(10, 1)[0]);
+  table.committed(1, table_keys(10, 1)[0]);
   run_for(2 * kBeatMs);
   EXPECT_EQ(beats(owner), 3u);
   EXPECT_EQ(owner.heard.size(), 3u);
-  table.committed(1, keys_from(11, 1)[0]);
+  table.committed(1, table_keys(11, 1)[0]);
   run_for(1);
   EXPECT_EQ(owner.heard.back().state, WaitState::kAll);
   EXPECT_EQ(owner.heard.back().positions, (std::vector<uint32_t>{0, 1}));
 }
 
 TEST_F(WaitTableTest, AHostileIntervalIsCut) {
-  Owner owner;
+  TableOwner owner;
   for (uint64_t id = 1; id <= 20; ++id) add(owner, id, 1);
   run_for(100 * WaitTable::kHeartbeatMinMs);
   EXPECT_EQ(beats(owner), 101u);
