@@ -2,9 +2,9 @@
 
 Compared are what was decided (handed over or not, waited for or not), and how many blocks were not computed again.
 `tests/simulate/test_same_decisions.py` holds simulator and conductor to each other in every number, with engines that
-exist on paper; here the engines are processes whose speed the conductor has to learn. So the workload has no choice that
-hangs on milliseconds, and each request comes when the conductor has heard that nothing runs: a report that is late by a
-moment makes an instance look busy.
+exist on paper; here the engines are processes whose speed the conductor has to learn. So the workload has no choice
+that hangs on milliseconds, and each request comes when the conductor has heard that nothing runs: a report that is
+late by a moment makes an instance look busy.
 
 There is one prefill instance. The small engine does not report what its own memory holds, so for the conductor the
 pool's blocks are equally near to several idle instances, and it draws lots; in the simulator an instance and its part
