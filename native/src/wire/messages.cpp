@@ -460,13 +460,10 @@ void WaitRequest::encode(Writer& out) const {
 
 std::optional<WaitRequest> WaitRequest::decode(Meta meta, bool heartbeats) {
   Reader in(meta);
-  WaitRequest request;
-  request.timeout_ms = in.u32();
-  request.news_ms = in.u32();
+  WaitRequest request{.timeout_ms = in.u32(), .news_ms = in.u32(), .keys = {}};
   auto keys = decode_keys(in);
-  if (!keys || keys->empty()) return std::nullopt;
   if (heartbeats) request.heartbeat_ms = in.u32();
-  if (!in.done() || heartbeats != (request.heartbeat_ms != 0)) return std::nullopt;
+  if (!keys || keys->empty() || !in.done() || heartbeats != (request.heartbeat_ms != 0)) return std::nullopt;
   request.keys = std::move(*keys);
   return request;
 }
