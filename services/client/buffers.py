@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mooncache.client.device import BlockPart, device_view, in_device, parts_of
+from mooncache.client.device import BlockPart, DeviceView, device_view, parts_of
 from mooncache.client.dlpack import dlpack_view
 from mooncache.errors import InvalidArgument
 
@@ -20,6 +20,10 @@ _HOST_TYPES = (bytes, bytearray, memoryview, str)
 
 Buffer = Any
 """A bytes-like object, a NumPy array or a tensor with DLPack."""
+
+
+def _is_flat(view: memoryview) -> bool:
+    return view.ndim == 1 and view.format == "B" and view.c_contiguous
 
 
 def to_view(buffer: Buffer, *, writable: bool) -> memoryview:
@@ -45,7 +49,7 @@ def to_view(buffer: Buffer, *, writable: bool) -> memoryview:
         )
     if writable and view.readonly:
         raise InvalidArgument("The destination is read-only. Pass a bytearray or a writable array.")
-    if view.format == "B" and view.ndim == 1:
+    if _is_flat(view):
         return view
     if view.nbytes == 0:
         return memoryview(bytearray())
@@ -54,6 +58,11 @@ def to_view(buffer: Buffer, *, writable: bool) -> memoryview:
 
 def to_part(buffer: Buffer, *, writable: bool) -> BlockPart:
     """A view of bytes over host memory, or the range of GPU memory. Raises InvalidArgument as to_view does."""
+    try:
+        if type(buffer) is memoryview and not writable and _is_flat(buffer):
+            return buffer  # looked at once: a save has thousands of them
+    except ValueError:
+        pass  # it was released: to_view says so
     found = None if isinstance(buffer, _HOST_TYPES) else device_view(buffer, writable=writable)
     return to_view(buffer, writable=writable) if found is None else found
 
@@ -78,7 +87,7 @@ def to_source(value: Buffer) -> BlockPart | list[BlockPart]:
 def to_host_source(value: Buffer) -> BlockPart | list[BlockPart]:
     """As to_source, where GPU memory cannot be taken (writes into a reservation). Raises InvalidArgument for it."""
     source = to_source(value)
-    if in_device([source]):
+    if any(type(part) is DeviceView for part in parts_of(source)):
         raise InvalidArgument("A reservation is written from host memory; use put, which takes GPU memory.")
     return source
 

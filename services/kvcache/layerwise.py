@@ -62,6 +62,8 @@ class _StepSave:
     batch: ReservationBatch | None = None
     reserved: list[tuple[_JobSave, int]] = field(default_factory=list)
     """The blocks to be written, as in `blocks`; in `batch` they have the same positions."""
+    places: list[int] = field(default_factory=list)
+    """Where they are in the engine's memory."""
     open: set[int] = field(default_factory=set)
     """Positions in `reserved` that are not lost."""
 
@@ -79,6 +81,7 @@ class _StepSave:
     def open_all(self, blocks: list[tuple[_JobSave, int]]) -> None:
         """These are to be written."""
         self.reserved = blocks
+        self.places = [save.job.blocks[index] for save, index in blocks]
         self.open = set(range(len(blocks)))
 
     def lose(self, positions: Iterable[int], reason: MoveFailure) -> None:
@@ -266,10 +269,10 @@ class LayerSaver:
         step.written.add(layer)
         if step.batch is None or not step.open:
             return
-        values: list[list[memoryview] | None] = [None] * len(step.reserved)
-        for position in step.open:
-            save, index = step.reserved[position]
-            values[position] = self._memory.layer_slices(layer, save.job.blocks[index])
+        values: list[memoryview | list[memoryview] | None] = [*self._memory.layer_slices(layer, step.places)]
+        if len(step.open) < len(values):
+            for position in set(range(len(values))) - step.open:
+                values[position] = None
         try:
             result = step.batch.write(self._offsets[layer], values, timeout_s=step.left_s())
         except MooncacheError as error:

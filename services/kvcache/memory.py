@@ -181,17 +181,31 @@ class HostMemory:
         """All memory in which layers have their blocks."""
         return [region.view() for region in united(self._regions)]
 
-    def layer_slices(self, layer: int, block: int) -> list[memoryview]:
-        """One layer's ranges of one block."""
-        if not 0 <= block < self.block_count:
-            raise InvalidArgument(f"there is no block {block}")
+    def layer_slices(self, layer: int, blocks: Sequence[int]) -> list[memoryview | list[memoryview]]:
+        """One layer's range, or ranges, of each of these blocks; of all at once, because a save asks for each layer."""
+        self._check(blocks)
         view, step, segments = self._layers[layer]
-        base = block * step
-        return [view[base + offset : base + offset + length] for offset, length in segments]
+        if len(segments) == 1:
+            ((offset, length),) = segments
+            begins = [block * step + offset for block in blocks]
+            return [view[begin : begin + length] for begin in begins]
+        return [
+            [view[block * step + offset : block * step + offset + length] for offset, length in segments]
+            for block in blocks
+        ]
 
     def slices(self, block: int) -> list[memoryview]:
         """All ranges of one block, layer by layer."""
-        return [piece for layer in range(len(self._layers)) for piece in self.layer_slices(layer, block)]
+        self._check([block])
+        return [
+            view[block * step + offset : block * step + offset + length]
+            for view, step, segments in self._layers
+            for offset, length in segments
+        ]
+
+    def _check(self, blocks: Sequence[int]) -> None:
+        if blocks and not 0 <= min(blocks) <= max(blocks) < self.block_count:
+            raise InvalidArgument(f"there is no block {min(blocks) if min(blocks) < 0 else max(blocks)}")
 
     def fence(self) -> None:
         """Host memory is written by the engine's own thread: nothing to wait for."""

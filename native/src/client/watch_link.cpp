@@ -13,6 +13,16 @@ constexpr size_t kReadBytes = 16 << 10;
 constexpr int kReadsPerPump = 16;
 // Of PINGs; WAITs have numbers of their own from 1 on.
 constexpr uint64_t kPingId = UINT64_MAX;
+// Signs of life are asked for this often in a ping interval, and taken twice as often.
+constexpr uint32_t kBeatsAsked = 2;
+constexpr uint32_t kBeatsTaken = 2 * kBeatsAsked;
+
+// A frame of a WAIT that says no more than that the node lives.
+bool is_beat(const Status& status, Reader in) {
+  if (!status) return false;
+  const auto news = wire::WaitNews::decode(in, 0);
+  return news && news->state == wire::WaitState::kMore;
+}
 
 }  // namespace
 
@@ -31,14 +41,27 @@ void WatchLink::queue(wire::Opcode opcode, uint16_t flags, uint64_t request_id,
   out_.insert(out_.end(), meta.begin(), meta.end());
 }
 
-void WatchLink::wait(uint64_t request_id, const wire::WaitRequest& request) {
-  Writer meta(16 + request.keys.size() * kKeyBytes);
-  request.encode(meta);
-  queue(wire::Opcode::kWait, 0, request_id, meta.view());
+void WatchLink::wait(uint64_t request_id, wire::WaitRequest request) {
+  held_.emplace_back(request_id, std::move(request));
 }
 
 void WatchLink::withdraw(uint64_t request_id) {
+  if (std::erase_if(held_, [&](const auto& held) { return held.first == request_id; }) != 0) return;
   queue(wire::Opcode::kWait, wire::kFlagWithdraw, request_id, {});
+}
+
+// A node that was silent for long answers a WAIT with heartbeats at once, so that is a question too.
+void WatchLink::queue_waits(uint64_t now_ms) {
+  const bool heartbeats = session_->offers_heartbeats();
+  for (auto& [request_id, request] : held_) {
+    if (heartbeats) request.heartbeat_ms = std::max(limits_.ping_interval_ms / kBeatsAsked, 1u);
+    Writer meta(16 + request.keys.size() * kKeyBytes);
+    request.encode(meta);
+    queue(wire::Opcode::kWait, heartbeats ? wire::kFlagHeartbeats : 0, request_id, meta.view());
+  }
+  if (heartbeats && !held_.empty() && asked_ms_ == 0 && now_ms - heard_ms_ >= limits_.ping_interval_ms)
+    asked_ms_ = now_ms;
+  held_.clear();
 }
 
 short WatchLink::events() const {
@@ -49,7 +72,7 @@ short WatchLink::events() const {
 uint64_t WatchLink::due_ms(bool waits) const {
   if (more_) return 0;
   if (!ready_) return started_ms_ + limits_.connect_timeout_ms;
-  if (pinged_ms_ != 0) return pinged_ms_ + limits_.connect_timeout_ms;
+  if (asked_ms_ != 0) return asked_ms_ + limits_.connect_timeout_ms;
   return waits ? heard_ms_ + limits_.ping_interval_ms : UINT64_MAX;
 }
 
@@ -57,6 +80,7 @@ Status WatchLink::pump(uint64_t now_ms, bool waits, const Handler& handler) {
   if (!ready_) {
     if (Status status = connect(now_ms); !status || !ready_) return status;
   }
+  queue_waits(now_ms);
   if (Status status = send(); !status) return status;
   if (Status status = receive(now_ms, handler); !status) return status;
   if (Status status = look_alive(now_ms, waits); !status) return status;
@@ -131,11 +155,12 @@ Status WatchLink::receive(uint64_t now_ms, const Handler& handler) {
       return {Code::kConnectionLost, "node " + node_->info().node_id + " closed the connection"};
     have_ += result.bytes;
     heard_ms_ = now_ms;
-    if (Status status = parse(handler); !status) return status;
+    asked_ms_ = 0;
+    if (Status status = parse(now_ms, handler); !status) return status;
   }
 }
 
-Status WatchLink::parse(const Handler& handler) {
+Status WatchLink::parse(uint64_t now_ms, const Handler& handler) {
   size_t begin = 0;
   while (have_ - begin >= wire::kHeaderBytes) {
     const std::span<const std::byte, wire::kHeaderBytes> head(in_.data() + begin, wire::kHeaderBytes);
@@ -151,8 +176,8 @@ Status WatchLink::parse(const Handler& handler) {
     if (!header->response || header->payload_bytes != 0 || !status ||
         (header->opcode != wire::Opcode::kWait && !ping))
       return {Code::kProtocolError, "node " + node_->info().node_id + " answered what was not asked"};
-    if (ping) {
-      pinged_ms_ = 0;
+    if (ping || is_beat(*status, in)) {
+      if (Status counted = count_beat(now_ms); !counted) return counted;
     } else if (Status handled = handler(header->request_id, *status, in); !handled) {
       return handled;
     }
@@ -164,13 +189,26 @@ Status WatchLink::parse(const Handler& handler) {
   return Status::ok();
 }
 
+// Each costs its reader time, so a node may not send them without end. Those of a while in which this process
+// did not run come together.
+Status WatchLink::count_beat(uint64_t now_ms) {
+  const uint64_t apart_ms = std::max(limits_.ping_interval_ms / kBeatsTaken, 1u);
+  const uint64_t more = (now_ms - beats_counted_ms_) / apart_ms;
+  beats_counted_ms_ += more * apart_ms;
+  beats_left_ = std::min(beats_left_ + more, kBeatsMax);
+  if (beats_left_ == 0)
+    return {Code::kProtocolError, "node " + node_->info().node_id + " gives signs of life without end"};
+  --beats_left_;
+  return Status::ok();
+}
+
 // A node that is stopped, or whose host is gone, says as little as one that has nothing to say.
 Status WatchLink::look_alive(uint64_t now_ms, bool waits) {
-  if (pinged_ms_ != 0 && now_ms - pinged_ms_ >= limits_.connect_timeout_ms)
+  if (asked_ms_ != 0 && now_ms - asked_ms_ >= limits_.connect_timeout_ms)
     return {Code::kNodeUnavailable, "node " + node_->info().node_id + " gives no sign of life"};
-  if (pinged_ms_ == 0 && waits && now_ms - heard_ms_ >= limits_.ping_interval_ms) {
+  if (asked_ms_ == 0 && waits && now_ms - heard_ms_ >= limits_.ping_interval_ms) {
     queue(wire::Opcode::kPing, 0, kPingId, {});
-    pinged_ms_ = now_ms;
+    asked_ms_ = now_ms;
   }
   return Status::ok();
 }

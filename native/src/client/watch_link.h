@@ -14,20 +14,28 @@ class WatchLink {
  public:
   struct Limits {
     uint32_t connect_timeout_ms = 2000;
-    // A node that was silent for so long, while a WAIT is open there, is asked for a sign of life.
+    // A node that was silent for so long, while a WAIT is open there, is asked for a sign of life. It is
+    // asked with the WAIT for one at half of this, so that it need not be asked again, unless it is an older
+    // one.
     uint32_t ping_interval_ms = 5000;
   };
+  // Signs of life that a node may send at once, and those of a while in which this process did not run.
+  static constexpr uint64_t kBeatsAtOnce = 16, kBeatsMax = 1024;
   // An answer to a WAIT: its request id, its status, what follows it. An error ends the connection.
   using Handler = std::function<Status(uint64_t, const Status&, Reader&)>;
 
   // Connects at the first pump().
   WatchLink(std::shared_ptr<Node> node, Limits limits, uint64_t now_ms)
-      : node_(std::move(node)), limits_(limits), started_ms_(now_ms), heard_ms_(now_ms) {}
+      : node_(std::move(node)),
+        limits_(limits),
+        started_ms_(now_ms),
+        heard_ms_(now_ms),
+        beats_counted_ms_(now_ms) {}
 
   Node& node() { return *node_; }
   bool ready() const { return ready_; }
 
-  void wait(uint64_t request_id, const wire::WaitRequest& request);
+  void wait(uint64_t request_id, wire::WaitRequest request);
   void withdraw(uint64_t request_id);
   // `waits`: a WAIT is open here. An error: the link has ended, and with it all that was sent.
   Status pump(uint64_t now_ms, bool waits, const Handler& handler);
@@ -40,10 +48,12 @@ class WatchLink {
 
  private:
   void queue(wire::Opcode opcode, uint16_t flags, uint64_t request_id, std::span<const std::byte> meta);
+  void queue_waits(uint64_t now_ms);
   Status connect(uint64_t now_ms);
   Status send();
   Status receive(uint64_t now_ms, const Handler& handler);
-  Status parse(const Handler& handler);
+  Status parse(uint64_t now_ms, const Handler& handler);
+  Status count_beat(uint64_t now_ms);
   Status look_alive(uint64_t now_ms, bool waits);
 
   const std::shared_ptr<Node> node_;
@@ -53,7 +63,9 @@ class WatchLink {
   bool wants_write_ = false;
   bool more_ = false;  // was not read to the end
   uint64_t started_ms_, heard_ms_;
-  uint64_t pinged_ms_ = 0;  // 0: no PING is unanswered
+  uint64_t asked_ms_ = 0;  // for a sign of life; 0: it came
+  uint64_t beats_left_ = kBeatsAtOnce, beats_counted_ms_;
+  std::vector<std::pair<uint64_t, wire::WaitRequest>> held_;  // until it is known how to ask this node
   std::vector<std::byte> out_, in_;
   size_t sent_ = 0;  // of out_
   size_t have_ = 0;  // of in_

@@ -91,6 +91,7 @@ struct LoopMetrics {
   LoopCounter parked_total, parked_now, parked_expired;
   LoopCounter parked_woken;  // tried again because space was freed, not because time passed
   LoopCounter waits_answered, waits_given_up, waits_timed_out, waits_withdrawn, waits_refused;
+  LoopCounter wait_heartbeats;
   LoopCounter pins_held, reservations_held, reserved_bytes;
   LoopCounter read_calls, write_calls;
   LoopCounter rdma_exposed;

@@ -12,7 +12,8 @@ Next ops::wait(PeerSession& session, wire::Meta meta) {
     waits.withdraw(session.waiter, id);
     return Next::kDone;
   }
-  const auto request = wire::WaitRequest::decode(meta);
+  const bool heartbeats = (session.request.flags & wire::kFlagHeartbeats) != 0;
+  const auto request = wire::WaitRequest::decode(meta, heartbeats);
   if (!request) return session.malformed();
   const TenantId tenant = session.who.tenant;
   const Status added =
@@ -43,6 +44,7 @@ void PeerSession::respond_news(const WaitTable::News& news) {
   if (news.state == wire::WaitState::kGivenUp) metrics().waits_given_up.add();
   if (news.state == wire::WaitState::kTimeout) metrics().waits_timed_out.add();
   if (news.state == wire::WaitState::kWithdrawn) metrics().waits_withdrawn.add();
+  if (news.heartbeat) metrics().wait_heartbeats.add();
   Writer& writer = begin_response();
   wire::WaitNews{news.state, news.positions}.encode(writer);
   wire::FrameHeader header;

@@ -66,6 +66,7 @@ constexpr NamedCounter kCounters[] = {
     {"waits_given_up", &LoopMetrics::waits_given_up},
     {"waits_timed_out", &LoopMetrics::waits_timed_out},
     {"waits_withdrawn", &LoopMetrics::waits_withdrawn},
+    {"wait_heartbeats", &LoopMetrics::wait_heartbeats},
     {"waits_refused", &LoopMetrics::waits_refused},
     {"pins_held", &LoopMetrics::pins_held},
     {"reservations_held", &LoopMetrics::reservations_held},

@@ -24,6 +24,7 @@ struct WaitTable::Wait {
   const TenantId tenant;
   const std::vector<Key> keys;
   const uint32_t news_ms;
+  const uint64_t heartbeat_ms;  // 0: none are wanted
   const uint64_t deadline_ms;
   std::vector<Place> places{};  // one for each key; those without a wait are in no list: the key is present
   size_t missing = 0;
@@ -60,8 +61,10 @@ Status WaitTable::add(Group& group, Owner& owner, uint64_t request_id, TenantId 
             "a connection has at most " + std::to_string(limits_.waits_per_owner) + " waits at a time"};
   }
   const uint64_t timeout_ms = std::min(request.timeout_ms, wire::kMaxKeyWaitMs);
-  std::unique_ptr<Wait> made(
-      new Wait{group, owner, request_id, tenant, request.keys, request.news_ms, now_ms + timeout_ms});
+  const uint64_t heartbeat_ms =
+      request.heartbeat_ms == 0 ? 0 : std::max<uint64_t>(request.heartbeat_ms, kHeartbeatMinMs);
+  std::unique_ptr<Wait> made(new Wait{group, owner, request_id, tenant, request.keys, request.news_ms,
+                                      heartbeat_ms, now_ms + timeout_ms});
   Wait& wait = *made;
   Woken woken;
   {
@@ -136,20 +139,34 @@ void WaitTable::send_due(Group& group, uint64_t now_ms) {
     const std::lock_guard lock(mutex_);
     while (!group.due_.empty() && group.due_.begin()->first <= now_ms) {
       Wait& wait = *group.due_.begin()->second;
-      News news{wait.request_id, WaitState::kMore, std::exchange(wait.fresh, {})};
-      if (wait.last || now_ms >= wait.deadline_ms) news.state = wait.last.value_or(WaitState::kTimeout);
-      due.emplace_back(&wait.owner, std::move(news));
-      wait.news_after_ms = now_ms + wait.news_ms;
-      if (due.back().second.state == WaitState::kMore)
-        schedule(wait, ignored);
-      else
-        remove(wait);
+      if (std::optional<News> news = news_of(wait, now_ms)) {
+        wait.owner.spoken_ms_ = now_ms;
+        due.emplace_back(&wait.owner, std::move(*news));
+        if (due.back().second.state != WaitState::kMore) {
+          remove(wait);
+          continue;
+        }
+      }
+      schedule(wait, ignored);
     }
     publish_due(group, ignored);
     count();
   }
   // An owner that ends meanwhile lives on until the thread's turn is over.
   for (const auto& [owner, news] : due) owner->send_news(news);
+}
+
+// Nothing: the owner has heard of another wait meanwhile, and that was a sign of life.
+std::optional<WaitTable::News> WaitTable::news_of(Wait& wait, uint64_t now_ms) {
+  const bool over = wait.last || now_ms >= wait.deadline_ms;
+  const bool fresh = wait.news_ms != 0 && !wait.fresh.empty() && now_ms >= wait.news_after_ms;
+  if (!over && !fresh) {
+    if (wait.heartbeat_ms == 0 || now_ms < wait.owner.spoken_ms_ + wait.heartbeat_ms) return std::nullopt;
+    return News{wait.request_id, WaitState::kMore, {}, true};
+  }
+  wait.news_after_ms = now_ms + wait.news_ms;
+  const WaitState state = over ? wait.last.value_or(WaitState::kTimeout) : WaitState::kMore;
+  return News{wait.request_id, state, std::exchange(wait.fresh, {}), false};
 }
 
 // What happens to keys ----------------------------------------------------------------------------------
@@ -264,6 +281,7 @@ void WaitTable::end(Wait& wait, WaitState state, Woken& woken) {
 void WaitTable::schedule(Wait& wait, Woken& woken) {
   uint64_t due_ms = wait.deadline_ms;
   if (wait.news_ms != 0 && !wait.fresh.empty()) due_ms = std::min(due_ms, wait.news_after_ms);
+  if (wait.heartbeat_ms != 0) due_ms = std::min(due_ms, wait.owner.spoken_ms_ + wait.heartbeat_ms);
   if (wait.last) due_ms = 0;
   if (due_ms == wait.due_ms) return;
   if (wait.due_ms != kNever) wait.group.due_.erase({wait.due_ms, &wait});

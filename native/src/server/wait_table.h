@@ -3,6 +3,10 @@
 //
 // No commit is missed: a wait is added first, then its owner looks into the store and reports what is there.
 // Where nothing waits, a commit costs one load.
+//
+// A connection that asked for it hears a sign of life when it has heard nothing for a while: at once with its
+// first wait after such a pause, then again and again. It is one frame for the connection, however many waits
+// it has.
 #pragma once
 
 #include <atomic>
@@ -31,6 +35,8 @@ class WaitTable {
   // late.
   static constexpr uint64_t kGivenUpMs = 1000;
   static constexpr size_t kGivenUpKeys = 65'536;
+  // Signs of life that are asked for more often come this often.
+  static constexpr uint64_t kHeartbeatMinMs = 20;
 
   struct Limits {
     uint32_t waits_per_owner = 0;
@@ -41,6 +47,7 @@ class WaitTable {
     uint64_t request_id = 0;
     wire::WaitState state = wire::WaitState::kMore;
     std::vector<uint32_t> positions;
+    bool heartbeat = false;  // there is nothing to say but that the node lives
   };
   // The connection of a wait. One thread adds its waits, takes their frames and forgets them.
   class Owner {
@@ -54,6 +61,7 @@ class WaitTable {
    private:
     friend class WaitTable;
     uint32_t open_waits_ = 0;
+    uint64_t spoken_ms_ = 0;  // its last frame; 0: none so far
   };
 
  private:
@@ -134,6 +142,7 @@ class WaitTable {
   void unlink(Place& place);
   void mark_present(Wait& wait, uint32_t position);
   void end(Wait& wait, wire::WaitState state, Woken& woken);
+  static std::optional<News> news_of(Wait& wait, uint64_t now_ms);
   void schedule(Wait& wait, Woken& woken);
   void publish_due(Group& group, Woken& woken);
   void remove(Wait& wait);

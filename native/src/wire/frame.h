@@ -69,6 +69,8 @@ enum Flags : uint16_t {
   kFlagWithdraw = 1u << 5,  // WAIT: ends the open one with this request id; no other answer
   // WRITE: ranges of several reservations, each with its own (capability kWritesSeveral)
   kFlagSeveral = 1u << 6,
+  // WAIT: behind the keys, how often the peer wants a sign of life (capability kHeartbeats)
+  kFlagHeartbeats = 1u << 7,
 };
 
 struct FrameHeader {

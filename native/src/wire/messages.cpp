@@ -455,15 +455,15 @@ void WaitRequest::encode(Writer& out) const {
   out.u32(timeout_ms);
   out.u32(news_ms);
   encode_keys(out, keys);
+  if (heartbeat_ms != 0) out.u32(heartbeat_ms);
 }
 
-std::optional<WaitRequest> WaitRequest::decode(Meta meta) {
+std::optional<WaitRequest> WaitRequest::decode(Meta meta, bool heartbeats) {
   Reader in(meta);
-  WaitRequest request;
-  request.timeout_ms = in.u32();
-  request.news_ms = in.u32();
+  WaitRequest request{.timeout_ms = in.u32(), .news_ms = in.u32(), .keys = {}};
   auto keys = decode_keys(in);
-  if (!keys || keys->empty() || !in.done()) return std::nullopt;
+  if (heartbeats) request.heartbeat_ms = in.u32();
+  if (!keys || keys->empty() || !in.done() || heartbeats != (request.heartbeat_ms != 0)) return std::nullopt;
   request.keys = std::move(*keys);
   return request;
 }

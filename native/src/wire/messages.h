@@ -65,6 +65,7 @@ struct AuthResponse {
   static constexpr uint32_t kCanRdma = 1;        // the node answers ENDPOINT
   static constexpr uint32_t kCanWait = 2;        // it answers WAIT and GIVE_UP
   static constexpr uint32_t kWritesSeveral = 4;  // it takes WRITE with kFlagSeveral
+  static constexpr uint32_t kHeartbeats = 8;     // it takes WAIT with kFlagHeartbeats
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;
@@ -299,8 +300,11 @@ struct WaitRequest {
   uint32_t timeout_ms = 0;
   uint32_t news_ms = 0;  // at least so long between two frames of news; 0: only the last frame
   std::vector<Key> keys;
+  // A connection that has said nothing for so long gets a frame of this WAIT without news; 0: never. It is in
+  // the message only if it is not 0, and then the header has kFlagHeartbeats.
+  uint32_t heartbeat_ms = 0;
   void encode(Writer& out) const;
-  static std::optional<WaitRequest> decode(Meta meta);
+  static std::optional<WaitRequest> decode(Meta meta, bool heartbeats);
 };
 
 struct ReadRequest {

@@ -42,6 +42,23 @@ TEST_P(WatchTest, LateCommitsAndWhatIsThere) {
   EXPECT_EQ(ends_of(*watch, 1).at("a").state, WatchState::kAll);
 }
 
+TEST_P(WatchTest, ANodeSaysUnaskedThatItLives) {
+  TestNode node(0);
+  ClientConfig config = client_config(GetParam());
+  config.ping_interval_ms = 100;
+  config.connect_timeout_ms = 60'000;
+  const auto client = client_for({node.info}, config);
+  const auto watch = client->watch();
+  ASSERT_TRUE(watch->add("a", {key_of(0)}, Deadline::after_ms(60'000), 0, 1));
+  ASSERT_TRUE(eventually([&] {
+    const auto news = watch->next(within_ms(20));
+    EXPECT_TRUE(news && news->empty()) << "a sign of life is no news";
+    return server_stat(node, "wait_heartbeats") >= 5;
+  }));
+  EXPECT_EQ(put_one(*client, key_of(0), bytes_of(0, 1000)).code, Code::kOk);
+  EXPECT_EQ(ends_of(*watch, 1).at("a").state, WatchState::kAll);
+}
+
 TEST_P(WatchTest, NewsComeOneByOne) {
   TestNode node(0);
   const auto client = this->client({node.info});

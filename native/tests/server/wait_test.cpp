@@ -45,6 +45,12 @@ Bytes wait_frame(uint64_t id, std::vector<Key> keys, uint32_t timeout_ms = kLong
   return Peer::frame(Opcode::kWait, meta.view(), {}, 0, id);
 }
 
+Bytes beating_frame(uint64_t id, std::vector<Key> keys, uint32_t heartbeat_ms) {
+  Writer meta;
+  wire::WaitRequest{kLong, 0, std::move(keys), heartbeat_ms}.encode(meta);
+  return Peer::frame(Opcode::kWait, meta.view(), {}, wire::kFlagHeartbeats, id);
+}
+
 struct Answer {
   uint64_t id = 0;
   Code code = Code::kInternal;
@@ -203,6 +209,25 @@ TEST_F(WaitTest, TheDeadlineEndsAWaitWithoutAnyTraffic) {
   EXPECT_EQ(stat("waits_timed_out"), 1u);
 }
 
+TEST_F(WaitTest, APeerThatAsksForItHearsThatTheNodeLives) {
+  Peer waiter(*server), older(*server), writer(*server);
+  ASSERT_TRUE(waiter.login() && older.login() && writer.login());
+  ASSERT_TRUE(older.send(wait_frame(1, {key_of(1)})));
+  ASSERT_TRUE(waiter.send(beating_frame(1, {key_of(1)}, 20)));
+  for (int i = 0; i < 5; ++i) {
+    const Answer answer = next_answer(waiter);
+    ASSERT_EQ(answer.code, Code::kOk);
+    EXPECT_EQ(answer.state, WaitState::kMore);
+    EXPECT_TRUE(answer.positions.empty());
+  }
+  EXPECT_GE(stat("wait_heartbeats"), 5u);
+  EXPECT_EQ(writer.put(key_of(1), block_of(1, 100)), Code::kOk);
+  EXPECT_EQ(next_answer(older).state, WaitState::kAll) << "its first frame";
+  Answer answer = next_answer(waiter);
+  while (answer.state == WaitState::kMore) answer = next_answer(waiter);
+  EXPECT_EQ(answer.state, WaitState::kAll);
+}
+
 TEST_F(WaitTest, AWaitIsWithdrawnByItsRequestId) {
   Peer peer(*server);
   ASSERT_TRUE(peer.login());
@@ -325,6 +350,7 @@ TEST_F(WaitTest, HostileFramesEndTheConnectionAndNothingElse) {
   trailing.u8(0);
   refused(trailing);
   refused(trailing, wire::kFlagWithdraw);
+  refused(trailing, wire::kFlagHeartbeats);
   EXPECT_EQ(stat("waited_keys"), 0u);
 }
 

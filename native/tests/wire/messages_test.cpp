@@ -118,19 +118,30 @@ TEST(Messages, TruncatedOrPaddedRequestsAreRefused) {
 TEST(Messages, WaitsRoundTripAndAreChecked) {
   Writer out;
   WaitRequest{5000, 20, {key_of(1), key_of(2)}}.encode(out);
-  const auto request = WaitRequest::decode(out.view());
+  const auto request = WaitRequest::decode(out.view(), false);
   ASSERT_TRUE(request);
   EXPECT_EQ(request->timeout_ms, 5000u);
   EXPECT_EQ(request->news_ms, 20u);
   EXPECT_EQ(request->keys, (std::vector<Key>{key_of(1), key_of(2)}));
   for (size_t size = 0; size < out.size(); ++size) {
-    EXPECT_FALSE(WaitRequest::decode(out.view().first(size))) << "cut at " << size;
+    EXPECT_FALSE(WaitRequest::decode(out.view().first(size), false)) << "cut at " << size;
   }
   out.u8(0);
-  EXPECT_FALSE(WaitRequest::decode(out.view())) << "a byte too many";
+  EXPECT_FALSE(WaitRequest::decode(out.view(), false)) << "a byte too many";
+  Writer beating;
+  WaitRequest{5000, 20, {key_of(1)}, 2500}.encode(beating);
+  const auto asked = WaitRequest::decode(beating.view(), true);
+  ASSERT_TRUE(asked);
+  EXPECT_EQ(asked->heartbeat_ms, 2500u);
+  EXPECT_FALSE(WaitRequest::decode(beating.view(), false)) << "bytes that the header does not speak of";
+  EXPECT_FALSE(WaitRequest::decode(beating.view().first(beating.size() - 4), true)) << "too few";
+  Writer never;
+  WaitRequest{5000, 20, {key_of(1)}}.encode(never);
+  never.u32(0);
+  EXPECT_FALSE(WaitRequest::decode(never.view(), true)) << "asked for, but never";
   Writer no_keys;
   WaitRequest{}.encode(no_keys);
-  EXPECT_FALSE(WaitRequest::decode(no_keys.view()));
+  EXPECT_FALSE(WaitRequest::decode(no_keys.view(), false));
 
   const auto news_of = [](uint32_t state, std::vector<uint32_t> positions, uint32_t keys, size_t spare = 0) {
     Writer news;
@@ -192,7 +203,8 @@ TEST(Messages, RandomBytesNeverDecodeOutOfBounds) {
     (void)ListResponse::decode(list);
     Reader match(bytes);
     (void)MatchResponse::decode(match, 40);
-    (void)WaitRequest::decode(bytes);
+    (void)WaitRequest::decode(bytes, false);
+    (void)WaitRequest::decode(bytes, true);
     Reader news(bytes);
     (void)WaitNews::decode(news, 40);
   }

@@ -151,7 +151,7 @@ class Rules:
     admission: AdmissionMode = AdmissionMode.LEARNED
     threshold: float = 1.5
     """Algorithm 1's balancing threshold."""
-    inline_tokens_max: int = 256
+    inline_tokens_max: int = 512
     """What a decode instance may compute itself while prefill instances are there."""
     work_weight: float = 0.1
     """Seconds of delay that one second of computing saved is worth, since the next requests queue for it."""
