@@ -53,8 +53,9 @@ enum class Opcode : uint8_t {
   kEndpoint = 21,  // RDMA: exchange of queue pairs, one per rail
   kWait = 22,      // answered later, by any number of frames: see WaitNews
   kGiveUp = 23,
+  kPrefetch = 24,
 };
-inline constexpr uint8_t kMaxOpcode = 23;
+inline constexpr uint8_t kMaxOpcode = 24;
 inline constexpr uint8_t kResponseBit = 0x80;
 
 // "PUT", "GET", …; "UNKNOWN" for a number without a meaning.
@@ -69,6 +70,9 @@ enum Flags : uint16_t {
   kFlagWithdraw = 1u << 5,  // WAIT: ends the open one with this request id; no other answer
   // WRITE: ranges of several reservations, each with its own (capability kWritesSeveral)
   kFlagSeveral = 1u << 6,
+  // MATCH: behind the answer, which of the blocks are on a disk alone; a node that does not know it says
+  // nothing
+  kFlagTiers = 1u << 8,
 };
 
 struct FrameHeader {
