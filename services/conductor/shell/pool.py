@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from mooncache.client.aio import AsyncClient
-from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView
+from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView, Prefetched
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost, by_host
 from mooncache.conductor.core.placed import PlacedRun, runs_of
@@ -27,6 +27,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _THREADS = 8
 _GRACE_S = 0.02
 GIVE_UP_TIMEOUT_S = 0.5
+PREFETCH_TIMEOUT_S = 0.5
 
 
 class StoreClient(Protocol):
@@ -41,6 +42,10 @@ class StoreClient(Protocol):
     async def give_up(
         self, keys: bytes, *, node: str | None = None, timeout_s: float | None = None
     ) -> int: ...
+
+    async def prefetch(
+        self, keys: bytes, *, begin_s: float = 1.0, timeout_s: float | None = None
+    ) -> Prefetched: ...
 
     async def close(self) -> None: ...
 
@@ -147,6 +152,17 @@ class PoolLookup:
             return 0
         async with asyncio.timeout(GIVE_UP_TIMEOUT_S + _GRACE_S):
             return await self._client.give_up(keys, node=store_node or None, timeout_s=GIVE_UP_TIMEOUT_S)
+
+    async def prefetch(self, keys: bytes, begin_s: float) -> int:
+        """Let packed keys come up from disks; return how many blocks do.
+
+        Raises: MooncacheError, TimeoutError.
+        """
+        if self._client is None or not self._client.nodes():
+            return 0
+        async with asyncio.timeout(PREFETCH_TIMEOUT_S + _GRACE_S):
+            found = await self._client.prefetch(keys, begin_s=begin_s, timeout_s=PREFETCH_TIMEOUT_S)
+        return found.blocks
 
     async def close(self) -> None:
         """Let go of the client."""
