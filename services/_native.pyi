@@ -326,9 +326,14 @@ class Client:
     def give_up(self, keys: object, timeout_s: float = 30.0, node: int | None = None) -> int:
         """-> waits that ended"""
 
-    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, all_nodes: bool = False) -> tuple[int, tuple[bool, ...], int]:
+    def match(self, keys: object, timeout_s: float = 30.0, touch: bool = True, cancel: CancelToken | None = None, node: int | None = None, all_nodes: bool = False) -> tuple[int, tuple[bool, ...], int, list[list[tuple[int, int]]], list[int]]:
         """
-        -> (leading_run, a bool for each key, unreachable_nodes); all_nodes: every node is asked, however many there are
+        -> (leading_run, a bool for each key, unreachable_nodes, places, for each key its number in places); a place is [(node index, tier)] in the order of reading; all_nodes: every node is asked, however many there are
+        """
+
+    def prefetch(self, keys: object, max_bytes: int, begin_s: float, timeout_s: float = 30.0) -> tuple[int, int]:
+        """
+        -> blocks and bytes that begin to come up from disks, as far as match has heard of them
         """
 
     def exists(self, keys: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> tuple[bool, ...]:

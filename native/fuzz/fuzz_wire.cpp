@@ -183,6 +183,8 @@ constexpr Target kTargets[] = {
     request<wire::WaitRequest>,
     wait_news,
     items<wire::ReservedRange>,
+    request<wire::PrefetchRequest>,
+    response<wire::PrefetchResponse>,
 };
 
 }  // namespace

@@ -49,7 +49,10 @@ namespace {
 using Codes = nb::typed<nb::list, int>;
 using Flags = nb::typed<nb::tuple, bool, nb::ellipsis>;
 using NamedCounts = nb::typed<nb::dict, nb::str, uint64_t>;
-using MatchAnswer = nb::typed<nb::tuple, uint32_t, Flags, uint32_t>;
+using Numbers = nb::typed<nb::list, uint32_t>;
+using Places = nb::typed<nb::list, nb::typed<nb::list, nb::typed<nb::tuple, uint32_t, int>>>;
+using MatchAnswer = nb::typed<nb::tuple, uint32_t, Flags, uint32_t, Places, Numbers>;
+using PrefetchAnswer = nb::typed<nb::tuple, uint64_t, uint64_t>;
 using ListedEntry = nb::typed<nb::tuple, nb::bytes, uint64_t, int, uint64_t>;
 using BlockPage = nb::typed<nb::tuple, uint64_t, nb::typed<nb::list, ListedEntry>>;
 using BytesOrCodes = nb::typed<nb::list, std::variant<nb::bytes, int>>;
@@ -286,6 +289,23 @@ Flags present_flags(const MatchReport& report, size_t count) {
   return Flags(nb::borrow<nb::tuple>(flags));
 }
 
+Places copies_list(const std::vector<std::vector<BlockCopy>>& places) {
+  nb::list found;
+  for (const std::vector<BlockCopy>& copies : places) {
+    nb::list place;
+    for (const BlockCopy& copy : copies)
+      place.append(nb::make_tuple(copy.node_index, static_cast<int>(copy.tier)));
+    found.append(place);
+  }
+  return Places(nb::borrow<nb::list>(found));
+}
+
+Numbers place_numbers(const std::vector<uint32_t>& numbers) {
+  nb::list found;
+  for (const uint32_t number : numbers) found.append(number);
+  return Numbers(nb::borrow<nb::list>(found));
+}
+
 template <typename Call>
 Codes coded(nb::handle keys_in, Call call) {
   const auto keys = to_keys(keys_in);
@@ -337,7 +357,7 @@ BlockPage list_blocks(Client& client, uint32_t node, uint64_t cursor, uint32_t l
   return nb::make_tuple(page.next_cursor, blocks);
 }
 
-void bind_control(nb::class_<Client>& c) {
+void bind_match(nb::class_<Client>& c) {
   const auto timeout = nb::arg("timeout_s") = 30.0;
   const auto cancel = nb::arg("cancel").none() = nb::none();
   const auto node = nb::arg("node").none() = nb::none();
@@ -349,11 +369,34 @@ void bind_control(nb::class_<Client>& c) {
         const auto batch = to_keys(keys);
         const MatchReport report = run_match(client, batch, timeout_s, touch, token, on, all_nodes);
         return nb::make_tuple(report.leading_run, present_flags(report, batch.size()),
-                              report.unreachable_nodes);
+                              report.unreachable_nodes, copies_list(report.places),
+                              place_numbers(report.place_of));
       },
       nb::arg("keys"), timeout, nb::arg("touch") = true, cancel, node, nb::arg("all_nodes") = false,
-      "-> (leading_run, a bool for each key, unreachable_nodes); all_nodes: every node is asked, however "
-      "many there are");
+      "-> (leading_run, a bool for each key, unreachable_nodes, places, for each key its number in places); "
+      "a place is [(node index, tier)] in the order of reading; all_nodes: every node is asked, however many "
+      "there are");
+  c.def(
+      "prefetch",
+      [](Client& client, nb::handle keys, uint64_t max_bytes, double begin_s,
+         double timeout_s) -> PrefetchAnswer {
+        if (!(begin_s > 0 && begin_s <= 3600)) refuse("begin_s must be above 0 and at most an hour");
+        const auto batch = to_keys(keys);
+        const PrefetchLimits limits{max_bytes, static_cast<uint32_t>(std::max(1.0, begin_s * 1000))};
+        const CallOptions options = to_options(timeout_s, nullptr, std::nullopt);
+        const PrefetchReport report =
+            value_or_raise(interruptible([&] { return client.prefetch(batch, limits, options); }));
+        return nb::make_tuple(report.blocks, report.bytes);
+      },
+      nb::arg("keys"), nb::arg("max_bytes"), nb::arg("begin_s"), timeout,
+      "-> blocks and bytes that begin to come up from disks, as far as match has heard of them");
+}
+
+void bind_control(nb::class_<Client>& c) {
+  const auto timeout = nb::arg("timeout_s") = 30.0;
+  const auto cancel = nb::arg("cancel").none() = nb::none();
+  const auto node = nb::arg("node").none() = nb::none();
+  using Node = std::optional<uint32_t>;
   c.def(
       "exists",
       [](Client& client, nb::handle keys, double timeout_s, const CancelToken* token, Node on) {
@@ -499,6 +542,7 @@ void bind_client(nb::module_& m) {
   bind_blocks(c);
   bind_buffers(m, c);
   bind_watch(m, c);
+  bind_match(c);
   bind_control(c);
   bind_reservations(m, c);
   c.def(

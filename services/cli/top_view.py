@@ -136,7 +136,8 @@ def _instances(rows: list[dict[str, Any]], *, wide: bool) -> Table:
 
 
 def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
-    table = _table(
+    disks = any(row["ssd_capacity_bytes"] for row in rows)
+    columns = [
         "node",
         "state",
         "used",
@@ -148,9 +149,14 @@ def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
         "puts/s",
         "in/s",
         "out/s",
-        left=3,
-    )
+    ]
+    table = _table(*columns, *(("on disk", "of", "reads/s") if disks else ()), left=3)
     for row in rows:
+        below = (
+            human_bytes(row["ssd_used_bytes"]),
+            human_bytes(row["ssd_capacity_bytes"]),
+            _count(row["ssd_reads_per_s"]),
+        )
         table.add_row(
             Text(row["node_id"]),
             Text(row["state"], style=_STATE_STYLES.get(row["state"], "red")),
@@ -163,6 +169,7 @@ def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
             _count(row["puts_per_s"]),
             human_bytes(row["bytes_in_per_s"]),
             human_bytes(row["bytes_out_per_s"]),
+            *(below if disks else ()),
         )
     return table
 

@@ -322,8 +322,14 @@ def _cache(leg: dict[str, Any], field: str) -> str:
     reason = f"; {cache['reason']}" if cache.get("reason") else ""
     return (
         f" ({outcome}: {cache['local_tokens']} own, {cache['loaded_tokens']} loaded "
-        f"in {cache['load_ms']:.1f} ms{_path(cache)}, waited {cache['waited_ms']:.1f} ms{reason})"
+        f"{_places(cache)}in {cache['load_ms']:.1f} ms{_path(cache)}, waited {cache['waited_ms']:.1f} ms{reason})"
     )
+
+
+def _places(cache: dict[str, Any]) -> str:
+    """Where what was loaded lay in the pool."""
+    places = [f"{blocks} blocks of {node} ({tier})" for node, tier, blocks in cache.get("loaded_from") or ()]
+    return f"from {', '.join(places)} " if places else ""
 
 
 def _path(cache: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from mooncache.client.buffers import Buffer
 from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
+from mooncache.client.limits import PREFETCH_BYTES
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation, AsyncReservationBatch
@@ -316,6 +317,17 @@ class AsyncClient:
     ) -> int:
         """Say that these blocks will not be written, as `Client.give_up`: the number of waits that ended."""
         return await self._run(self._engine.give_up, keys, node, timeout_s)
+
+    async def prefetch(
+        self,
+        keys: Iterable[Key] | bytes,
+        *,
+        max_bytes: int = PREFETCH_BYTES,
+        begin_s: float = 1.0,
+        timeout_s: float | None = None,
+    ) -> res.Prefetched:
+        """Let blocks come up from disks into memory, as `Client.prefetch`."""
+        return await self._run(self._engine.prefetch, keys, max_bytes, begin_s, timeout_s)
 
     # --- the cluster -----------------------------------------------------------------------------------------
 

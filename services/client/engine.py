@@ -27,7 +27,7 @@ from mooncache.client.device import (
 )
 from mooncache.client.gpu_direct import GpuDirect
 from mooncache.client.keys import KEY_BYTES, Key, batch_chain, batch_keys, pack_keys, to_block_key
-from mooncache.client.limits import MAX_REPLICAS, MAX_TTL_S, check_count, check_timeout
+from mooncache.client.limits import MAX_PREFETCH_BYTES, MAX_REPLICAS, MAX_TTL_S, check_count, check_timeout
 from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native, map_rows
 from mooncache.client.registered import RegisteredBuffer
@@ -372,15 +372,15 @@ class ClientCore:
             return res.MatchResult(0, ())
         limit_s = self._timeout(timeout_s)
         end_s = time.monotonic() + limit_s
-        run, present, unreachable = call_native(self._core().match, packed, limit_s, touch, cancel)
-        if run < count:
+        answer = call_native(self._core().match, packed, limit_s, touch, cancel)
+        if answer[0] < count:
             unlocated = self._native.unlocated(
                 packed
             )  # none in small clusters: nothing to pick from the chain
-            missed = [packed[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in unlocated if not present[i]]
+            missed = [packed[i * KEY_BYTES : (i + 1) * KEY_BYTES] for i in unlocated if not answer[1][i]]
             if left_s := self._left_to_ask_again(missed, end_s):
-                run, present, unreachable = call_native(self._core().match, packed, left_s, touch, cancel)
-        return res.MatchResult(run, present, unreachable)
+                answer = call_native(self._core().match, packed, left_s, touch, cancel)
+        return res.matched(answer, self._view.node_name)
 
     def stat_many(
         self, keys: Iterable[Key], timeout_s: float | None, cancel: CancelToken | None = None
@@ -395,23 +395,7 @@ class ClientCore:
             return call_native(core.stat, pack_keys([block_keys[i] for i in positions]), left_s, cancel)
 
         answer = self._located(block_keys, self._timeout(timeout_s), ask, lambda item: item is None)
-        return tuple(self._block_stat(item) for item in answer)
-
-    def _block_stat(self, item: dict[str, Any] | None) -> tuple[int, res.BlockStat | None]:
-        if item is None:
-            return NotFound.code, None
-        if item["code"] != OK:
-            return item["code"], None
-        return OK, res.BlockStat(
-            size_bytes=item["size_bytes"],
-            crc32c=item["crc32c"],
-            tier=res.tier_name(item["tier"]),
-            pins=item["pins"],
-            hits=item["hits"],
-            age_s=item["age_s"],
-            node_ids=tuple(self._view.node_name(index) for index, _ in item["copies"]),
-            tiers=tuple(res.tier_name(tier) for _, tier in item["copies"]),
-        )
+        return tuple(res.block_stat(item, self._view.node_name) for item in answer)
 
     # --- changes ---------------------------------------------------------------------------------------------
 
@@ -453,6 +437,14 @@ class ClientCore:
     def give_up(self, keys: Iterable[Key] | bytes, node: str | None, timeout_s: float | None) -> int:
         index = known_index(self._view, node)
         return call_native(self._core().give_up, batch_chain(keys), self._timeout(timeout_s), index)
+
+    def prefetch(
+        self, keys: Iterable[Key] | bytes, max_bytes: int, begin_s: float, timeout_s: float | None
+    ) -> res.Prefetched:
+        limit_s, packed = self._timeout(timeout_s), batch_chain(keys)
+        check_count("max_bytes", max_bytes, 1, MAX_PREFETCH_BYTES)
+        check_timeout(begin_s)
+        return res.Prefetched(*call_native(self._core().prefetch, packed, max_bytes, begin_s, limit_s))
 
     # --- nodes -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ MAX_BATCH = 65_536
 MAX_TIMEOUT_S = 3_600.0
 MAX_REPLICAS = 16
 MAX_TTL_S = 7 * 24 * 3_600.0
+MAX_PREFETCH_BYTES = 1 << 40
+PREFETCH_BYTES = 256 << 20
 
 
 def check_timeout(timeout_s: float) -> float:

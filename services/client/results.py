@@ -5,10 +5,10 @@ A miss is not an error: single `get` answers None, batches answer NOT_FOUND, and
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mooncache.errors import OK, NotFound, error_for
 
@@ -105,6 +105,14 @@ class GetViews(_Fetched[memoryview]):
     __slots__ = ()
 
 
+class BlockCopy(NamedTuple):
+    """One copy of a block."""
+
+    node_id: str
+    tier: str
+    """SSD: it is on a disk of the node alone; else the tier of the node's memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class MatchResult:
     """How much of a key chain the pool holds."""
@@ -115,6 +123,16 @@ class MatchResult:
     """`present[i]` tells whether block i is there."""
     unreachable_nodes: int = 0
     """Number of nodes that could not be asked: what they hold counts as absent."""
+    copies: tuple[tuple[BlockCopy, ...], ...] = ()
+    """`copies[i]`: copies of block i, four at most, in the order in which they would be read; empty when it is nowhere.
+    Blocks that lie alike share one tuple."""
+
+
+class Prefetched(NamedTuple):
+    """What comes up from disks now, and did not before."""
+
+    blocks: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +263,34 @@ _TIERS = tuple(BlockTier)
 def tier_name(tier: int) -> str:
     """Name of a native tier number; one that this version does not know goes by its number."""
     return _TIERS[tier] if 0 <= tier < len(_TIERS) else f"tier-{tier}"
+
+
+def block_stat(item: dict[str, Any] | None, node_name: Callable[[int], str]) -> tuple[int, BlockStat | None]:
+    """The code and the stat of one key, of the native core's answer."""
+    if item is None:
+        return NotFound.code, None
+    if item["code"] != OK:
+        return item["code"], None
+    return OK, BlockStat(
+        size_bytes=item["size_bytes"],
+        crc32c=item["crc32c"],
+        tier=tier_name(item["tier"]),
+        pins=item["pins"],
+        hits=item["hits"],
+        age_s=item["age_s"],
+        node_ids=tuple(node_name(index) for index, _ in item["copies"]),
+        tiers=tuple(tier_name(tier) for _, tier in item["copies"]),
+    )
+
+
+def matched(
+    answer: tuple[int, tuple[bool, ...], int, list[list[tuple[int, int]]], list[int]],
+    node_name: Callable[[int], str],
+) -> MatchResult:
+    """The native core's answer with names."""
+    run, present, unreachable, places, numbers = answer
+    named = [tuple(BlockCopy(node_name(index), tier_name(tier)) for index, tier in place) for place in places]
+    return MatchResult(run, present, unreachable, tuple(map(named.__getitem__, numbers)))
 
 
 def tier_of_message(tier: int) -> str:

@@ -16,6 +16,7 @@ from mooncache.client.buffers import Buffer
 from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
+from mooncache.client.limits import PREFETCH_BYTES
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation, ReservationBatch
@@ -355,6 +356,23 @@ class Client:
             NodeUnavailable, DeadlineExceeded: no node that was asked answered.
         """
         return self._engine.give_up(keys, node, timeout_s)
+
+    def prefetch(
+        self,
+        keys: Iterable[Key] | bytes,
+        *,
+        max_bytes: int = PREFETCH_BYTES,
+        begin_s: float = 1.0,
+        timeout_s: float | None = None,
+    ) -> res.Prefetched:
+        """Let blocks that lie on a disk alone, as a `match` of this client has heard, come up into memory where they
+        would be read. Nothing is waited for. What does not come up is read from the disk by a get as before.
+
+        Args:
+            max_bytes: on each node.
+            begin_s: what has not begun to come up in so many seconds is given up.
+        """
+        return self._engine.prefetch(keys, max_bytes, begin_s, timeout_s)
 
     # --- the cluster -----------------------------------------------------------------------------------------
 

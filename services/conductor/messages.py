@@ -24,7 +24,7 @@ from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceSt
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES
 from mooncache.kvcache.keys import passport_from_json
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport
+from mooncache.kvcache.leg_hint import PLACES_MAX, CacheOutcome, CacheReport, LoadedFrom
 from mooncache.kvcache.leg_messages import CACHE_OUTCOMES, LEG_ROLES
 from mooncache.proto.v1 import conductor_pb2 as pb
 
@@ -221,6 +221,10 @@ def cache_of(message: pb.CacheReport) -> CacheReport:
         held_tokens=_count(message.held_tokens) if message.HasField("held_tokens") else -1,
         outcome=CACHE_OUTCOMES.get(message.outcome, CacheOutcome.UNKNOWN),
         reason=message.reason[:NAME_CHARS_MAX],
+        loaded_from=tuple(
+            LoadedFrom(place.store_node[:NAME_CHARS_MAX], place.tier[:NAME_CHARS_MAX], _count(place.blocks))
+            for place in message.loaded_from[:PLACES_MAX]
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.gauges import add_gauges
 from mooncache.conductor.shell.give_up_calls import GiveUpCalls
 from mooncache.conductor.shell.pool import PoolLookup
+from mooncache.conductor.shell.prefetch_calls import PrefetchCalls
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
 from mooncache.runtime.duties import Duty
@@ -43,6 +44,7 @@ class ConductorService(Service):
         self._pool: PoolLookup | None = None
         self._copies: Copies | None = None
         self._give_up_calls: GiveUpCalls | None = None
+        self._prefetch_calls: PrefetchCalls | None = None
 
     async def build(self) -> RpcTable:
         """Make the state; nothing is known yet."""
@@ -56,7 +58,7 @@ class ConductorService(Service):
             metrics=self.metrics,
             rng=random.Random(),
         )
-        self._give_up_calls = self.state.give_up_calls
+        self._give_up_calls, self._prefetch_calls = self.state.give_up_calls, self.state.prefetch_calls
         add_gauges(self.metrics, self.state)
         return conductor_table(self.state)
 
@@ -66,8 +68,9 @@ class ConductorService(Service):
 
     async def shutdown(self) -> None:
         """Let go of the pool."""
-        if self._give_up_calls is not None:
-            await self._give_up_calls.close()
+        for calls in (self._give_up_calls, self._prefetch_calls):
+            if calls is not None:
+                await calls.close()
         if self._copies is not None:
             await self._copies.close()
         if self._pool is not None:

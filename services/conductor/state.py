@@ -24,6 +24,7 @@ from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.give_up_calls import GiveUpCalls
 from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
+from mooncache.conductor.shell.prefetch_calls import PrefetchCalls
 from mooncache.config import Config
 from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.kvcache.keys import passport_from_json, shard_count
@@ -76,6 +77,7 @@ class ConductorState:
         self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
         self.instruments = ConductorMetrics(metrics)
         self.give_up_calls = GiveUpCalls(pool, self.instruments)
+        self.prefetch_calls = PrefetchCalls(pool, self.instruments)
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self.gateways = Gateways()

@@ -11,7 +11,7 @@ from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.requests import Asked
 from mooncache.hf_engine.sampling import Chosen
 from mooncache.hf_engine.tokens import ChatTokenizer
-from mooncache.kvcache.leg_hint import FIELD, CacheOutcome, CacheReport
+from mooncache.kvcache.leg_hint import FIELD, CacheOutcome, CacheReport, most_loaded
 
 
 @dataclass(slots=True)
@@ -174,7 +174,7 @@ class CompletionBuilder:
         numbers = {
             name: sum(getattr(part, name) for part in parts)
             for name in CacheReport.__slots__
-            if name not in {"outcome", "reason", "waited_ms", "load_ms", "hidden_ms"}
+            if name not in {"outcome", "reason", "waited_ms", "load_ms", "hidden_ms", "loaded_from"}
         }
         return CacheReport(
             **numbers,
@@ -182,6 +182,7 @@ class CompletionBuilder:
             load_ms=max(part.load_ms for part in parts),
             hidden_ms=max(part.hidden_ms for part in parts),
             reason=next((part.reason for part in parts if part.reason), ""),
+            loaded_from=most_loaded(place for part in parts for place in part.loaded_from),
             outcome=next(
                 (outcome for outcome in outcomes if outcome is not CacheOutcome.HIT), CacheOutcome.HIT
             ),

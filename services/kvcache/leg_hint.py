@@ -7,10 +7,12 @@ ignored.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
@@ -18,6 +20,9 @@ FIELD = "kv_transfer_params"
 NAME = "mooncache"
 VERSION = 1
 WAIT_MS_MAX = 600_000
+PLACES_MAX: Final = 8
+"""Of one report."""
+_NAME_CHARS_MAX: Final = 128
 
 
 class LegRole(StrEnum):
@@ -90,6 +95,14 @@ class LegHint:
         return cls(**_known(cls, params))
 
 
+class LoadedFrom(NamedTuple):
+    """Blocks that a leg loaded from one place of the pool."""
+
+    store_node: str
+    tier: str
+    blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """Engine to gateway: what the cache did for one request."""
@@ -110,6 +123,7 @@ class CacheReport:
     held_tokens: int = -1  # leading prompt tokens whose blocks the pool has or is being given; -1: not said
     outcome: CacheOutcome = CacheOutcome.UNKNOWN
     reason: str = ""  # why blocks that the pool had were computed, for people
+    loaded_from: tuple[LoadedFrom, ...] = ()  # the places with the most blocks, as far as known
 
     def to_params(self) -> dict[str, Any]:
         """The value of `kv_transfer_params` in the response."""
@@ -136,6 +150,8 @@ def _known(cls: type, params: Any) -> dict[str, Any]:
             found[name] = LegRole(value) if isinstance(value, str) and value in _ROLES else None
         elif kind == "CacheOutcome":
             found[name] = CacheOutcome.parse(value) if isinstance(value, str) else CacheOutcome.UNKNOWN
+        elif kind == "tuple[LoadedFrom, ...]":
+            found[name] = _places(value)
         elif isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53:
             found[name] = int(value) if kind == "int" else float(value)
     return found
@@ -145,3 +161,28 @@ def _known(cls: type, params: Any) -> dict[str, Any]:
 def _kinds(cls: type) -> dict[str, Any]:
     """The types of the fields, by name."""
     return {field.name: field.type for field in fields(cls)}
+
+
+def _places(value: Any) -> tuple[LoadedFrom, ...]:
+    """Those that are what they should be, a few at most."""
+    if not isinstance(value, list | tuple):
+        return ()
+    found = []
+    for item in value[:PLACES_MAX]:
+        if not isinstance(item, list | tuple) or len(item) != 3:
+            continue
+        node, tier, blocks = item
+        names = (
+            isinstance(node, str) and isinstance(tier, str) and max(len(node), len(tier)) <= _NAME_CHARS_MAX
+        )
+        if names and isinstance(blocks, int) and not isinstance(blocks, bool) and 0 < blocks < 1 << 32:
+            found.append(LoadedFrom(node, tier, blocks))
+    return tuple(found)
+
+
+def most_loaded(places: Iterable[LoadedFrom]) -> tuple[LoadedFrom, ...]:
+    """Each place once, those with the most blocks first, a few at most."""
+    blocks: Counter[tuple[str, str]] = Counter()
+    for place in places:
+        blocks[place.store_node, place.tier] += place.blocks
+    return tuple(LoadedFrom(*at, count) for at, count in blocks.most_common(PLACES_MAX))

@@ -29,6 +29,7 @@ CACHE_OUTCOME_NUMBERS: Final = {outcome: number for number, outcome in CACHE_OUT
 def cache_message(cache: CacheReport) -> pb.CacheReport:
     """A cache report as a message."""
     said = {**msgspec.to_builtins(cache), "outcome": CACHE_OUTCOME_NUMBERS[cache.outcome]}
+    said["loaded_from"] = [pb.LoadedFrom(**place._asdict()) for place in cache.loaded_from]
     if cache.held_tokens < 0:
         del said["held_tokens"]
     return pb.CacheReport(**said)

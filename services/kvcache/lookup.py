@@ -22,21 +22,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.client.results import WatchState
+from mooncache.client.results import BlockCopy, MatchResult, NodeView, WatchState
 from mooncache.errors import DeadlineExceeded, NoNodes
 from mooncache.kvcache.core.awaited import AwaitedBlocks, NextStep
 from mooncache.kvcache.core.break_even import place_name
 from mooncache.kvcache.leg_hint import CacheOutcome
-from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
+from mooncache.kvcache.pool_link import Call, PoolLink
 from mooncache.kvcache.watcher import Watcher
 from mooncache.runtime import tracing
 
 TIMEOUT_S = 1.0  # of one question; no answer is a miss
 PATIENCE_S = 5.0  # with a pool that was reached once: most prompts take less than that to compute
 RETRY_S = 0.1  # after a pool that does not answer was asked
-PLACES_MAX = 1024
-"""Blocks whose place is asked for; those behind them count as being where it is not known."""
-PLACES_S = 0.05
 
 
 class LookupOutcome(StrEnum):
@@ -67,7 +64,7 @@ class LookupRequest:
     trace: tracing.TraceContext | None = None  # the request's, when it has one
     node: str = ""  # where the awaited blocks will be, when that is known
     limit_s: float = TIMEOUT_S  # for the pool's answer: asking may not cost more than it can save
-    with_places: bool = False  # whether to ask where blocks lie
+    with_places: bool = False  # whether to say where blocks lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,29 +273,8 @@ class Lookups:
             return
         self._failing_since_s = None
         if waiting.question.with_places:
-            waiting.places = self._places(client, waiting)
+            waiting.places = _places(found, client.nodes())
         self._go_on(waiting, self._looked(waiting))
-
-    def _places(self, client: PoolClient, waiting: _Waiting) -> tuple[str, ...]:
-        """Where the leading blocks lie that are there; empty when there is no choice of places, or no time to ask."""
-        nodes = client.nodes()
-        if len(nodes) == 1:
-            return (place_name(nodes[0].node_id, nodes[0].tier),) * len(waiting.present)
-        run = next((at for at, there in enumerate(waiting.present) if not there), len(waiting.present))
-        keys = [
-            waiting.question.keys[at * KEY_BYTES : (at + 1) * KEY_BYTES] for at in range(min(run, PLACES_MAX))
-        ]
-        left_s = min(PLACES_S, self._over_s(waiting) - time.monotonic())
-        if not keys or left_s <= 0:
-            return ()
-        try:
-            stats = client.stat_many(keys, timeout_s=left_s)
-        except Exception:  # noqa: BLE001  (as above; what is not known of a place is learned as one path)
-            return ()
-        return tuple(
-            place_name(stat.node_ids[0], stat.tiers[0]) if stat is not None and stat.node_ids else ""
-            for stat in stats
-        )
 
     def _looked(self, waiting: _Waiting) -> NextStep:
         """What follows from the pool's answer."""
@@ -367,3 +343,15 @@ class Lookups:
         with self._lock:
             waiting.retry_s = min(time.monotonic() + pause_s, latest_s)
             self._lock.notify()
+
+
+def _places(found: MatchResult, nodes: Sequence[NodeView]) -> tuple[str, ...]:
+    """Where the leading blocks lie that are there; of a pool with one node also where the others will."""
+    names: dict[tuple[BlockCopy, ...], str] = {}
+    for copies in found.copies[: found.leading_blocks]:
+        if copies not in names:
+            names[copies] = place_name(*copies[0]) if copies else ""
+    known = tuple(names[copies] for copies in found.copies[: found.leading_blocks])
+    if len(nodes) != 1:
+        return known
+    return known + (place_name(nodes[0].node_id, nodes[0].tier),) * (len(found.present) - len(known))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mooncache.client.buffers import Buffer
     from mooncache.client.keys import Key
     from mooncache.client.reservation import ReservationBatch
-    from mooncache.client.results import BlockStat, GetResult, MatchResult, NodeView, PutResult
+    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
     from mooncache.client.watch import BlockWatch
 
 _log = get_logger(__name__)
@@ -76,10 +76,6 @@ class PoolClient(Protocol):
     def match(
         self, keys: Iterable[Key] | bytes, *, touch: bool = True, timeout_s: float | None = None
     ) -> MatchResult: ...
-
-    def stat_many(
-        self, keys: Iterable[Key], *, timeout_s: float | None = None
-    ) -> Sequence[BlockStat | None]: ...
 
     def reserve_many(
         self,

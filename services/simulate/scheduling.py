@@ -154,15 +154,35 @@ class SimScheduler:
         rates = world.network.offers()[1::3]  # NIC out of each row
         if mask.bit_count() <= FEW:
             offers = sorted((-float(rates[row]), row) for row in rows_of(mask))
-            return tuple(PrefixSource(row, tokens, -rate / kv_bytes) for rate, row in offers[:count])
+            return tuple(
+                self._source(request, local, depth, row, -rate / kv_bytes) for rate, row in offers[:count]
+            )
         rows = (local == tokens).nonzero()[0]
         offered = rates[rows]
         found = []
         for _ in range(min(count, len(rows))):
             best = int(offered.argmax())
-            found.append(PrefixSource(int(rows[best]), tokens, float(offered[best]) / kv_bytes))
+            found.append(
+                self._source(request, local, depth, int(rows[best]), float(offered[best]) / kv_bytes)
+            )
             offered[best] = -1.0
         return tuple(found)
+
+    def _source(
+        self, request: SimRequest, local: Ints, depth: int, row: int, tokens_per_s: float
+    ) -> PrefixSource:
+        """A holder of the longest prefix, with what of it lies on its SSD."""
+        world, block = self.world, self._block_tokens
+        tokens = min(depth * block, request.input_tokens)
+        node = world.nodes[row]
+        cold = node.on_ssd(request.blocks, 0, depth)
+        if not cold:
+            return PrefixSource(row, tokens, tokens_per_s)
+        before = np.zeros(depth + 1, dtype=np.int64)  # cold blocks before each one
+        np.cumsum([each not in node.dram for each in request.blocks[:depth]], out=before[1:])
+        missing: Ints = (cold - before[np.minimum(local // block, depth)]) * block
+        rate = world.network.offer(node.ssd_read) / node.profile.kv_bytes_per_token
+        return PrefixSource(row, tokens, tokens_per_s, rate, cold=missing)
 
     def _awaited(self, request: SimRequest, depth: int) -> tuple[Awaited, ...]:
         """The running prefills that extend the longest prefix held anywhere."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
 from mooncache.cli.core.samples import buckets, difference, increase, parse, quantile, total
+from mooncache.cli.top_view import frame
 
 TEXT = """\
 # HELP mooncache_gateway_requests_total HTTP requests by endpoint and status.
@@ -93,3 +97,24 @@ def test_nodes() -> None:
     assert row["misses_per_s"] == 2
     assert row["hits_of_unlimited"] == 0.75
     assert node_activity(node, {}, parse(text), 2.0)["hits_per_s"] == 0
+
+
+def test_disks_of_nodes_are_a_part_of_the_frame() -> None:
+    node = dict.fromkeys(("capacity_bytes", "used_bytes", "block_count", "pinned_bytes"), 10)
+    node |= {"node_id": "n", "state": "active"}
+    text = (
+        "mooncache_store_node_ssd_capacity_bytes 2147483648.0\nmooncache_store_node_ssd_block_bytes 1073741824.0\n"
+        "mooncache_store_node_ssd_blocks 4096.0\nmooncache_store_node_ssd_reads_total 50.0\n"
+    )
+
+    def shown(metrics: str) -> str:
+        row = node_activity(node, parse(metrics), parse("mooncache_store_node_ssd_reads_total 10.0\n"), 2.0)
+        document = {"gateway_url": "", "master": None, "gateway": None, "conductor": None, "instances": []}
+        console = Console(width=160, file=io.StringIO())
+        console.print(frame({**document, "nodes": [row], "problems": []}, 160))
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    with_disks = shown(text)
+    assert "on disk" in with_disks
+    assert "1.0 GiB" in with_disks and "2.0 GiB" in with_disks and "20" in with_disks
+    assert "on disk" not in shown("")

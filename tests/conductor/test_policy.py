@@ -202,7 +202,7 @@ def test_columns_price_every_row_as_its_ways_in_plain_numbers(
     rows: tuple[Row, ...], n: int, fields: dict[str, Any], held: list[tuple[int, int, float]]
 ) -> None:
     found = tuple(PrefixSource(*source) for source in held if source[0] < len(rows))
-    for row, count, _ in found:
+    for row, count, *_ in found:
         rows = (*rows[:row], rows[row].but(local_tokens=max(count, rows[row].local_tokens)), *rows[row + 1 :])
     # As much as one holder has, others have too: the fastest of them counts.
     found += tuple(PrefixSource(NO_ROW, source.tokens, 5e4) for source in found[:1])

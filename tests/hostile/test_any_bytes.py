@@ -79,7 +79,7 @@ def test_the_facts_that_an_engine_answers(models: Any, version: Any, number: str
     assert all(isinstance(name, str) for name in facts.model_of(models))
 
 
-@given(objects("mooncache", "wait_tokens", "wait_ms", "hit_tokens", "outcome"))
+@given(objects("mooncache", "wait_tokens", "wait_ms", "hit_tokens", "outcome", "loaded_from"))
 def test_what_legs_and_engines_tell_each_other(params: Any) -> None:
     assert isinstance(LegHint.from_params(params), LegHint)
     reported = CacheReport.from_params(params)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.client.keys import split_keys
-from mooncache.client.results import BlockStat, GetResult, MatchResult, PutResult, WatchNews, WatchState
+from mooncache.client.results import BlockCopy, GetResult, MatchResult, PutResult, WatchNews, WatchState
 from mooncache.errors import Closed, DeadlineExceeded, NotFound, error_for
 
 WAIT_S = 60.0
@@ -90,16 +90,11 @@ class FaultyPool:
 
     def match(self, keys: Any, *, touch: bool = True, timeout_s: float | None = None) -> MatchResult:
         self._enter("match")
-        present = tuple(key in self.blocks for key in (split_keys(keys) if isinstance(keys, bytes) else keys))
+        asked = split_keys(keys) if isinstance(keys, bytes) else list(keys)
+        present = tuple(key in self.blocks for key in asked)
         run = next((i for i, there in enumerate(present) if not there), len(present))
-        return MatchResult(run, present, self.unreachable_nodes)
-
-    def stat_many(self, keys: Any, *, timeout_s: float | None = None) -> tuple[BlockStat | None, ...]:
-        self._enter("stat")
-        return tuple(
-            BlockStat(1, 0, tier, 0, 0, 0.0, (node,), (tier,)) if node else None
-            for node, tier in (self.places.get(key, ("", "")) for key in keys)
-        )
+        copies = tuple((BlockCopy(*self.places[key]),) if key in self.places else () for key in asked)
+        return MatchResult(run, present, self.unreachable_nodes, copies)
 
     def reserve_many(
         self, keys: Any, block_bytes: int, *, prefer_node: str | None = None, timeout_s: float | None = None

@@ -189,16 +189,28 @@ struct GetOutcome {
   uint64_t size = 0;  // bytes in the destination; with BUFFER_TOO_SMALL, the block's size
   uint32_t node_index = kNoNode;
 };
+struct BlockCopy {
+  uint32_t node_index = kNoNode;
+  Tier tier = Tier::kDram;
+  auto operator<=>(const BlockCopy&) const = default;
+};
 struct MatchReport {
   uint32_t leading_run = 0;  // keys found before the first one missing
   uint32_t present = 0;
   std::vector<std::byte> bitmap;  // bit i % 8 of byte i / 8: key i is on some node
   uint32_t unreachable_nodes = 0;
-  std::vector<uint32_t> nodes;  // per key: the node that it would be read from, or kNoNode
+  // Where blocks lie: four copies at most, in the order in which they would be read. The first one is empty:
+  // nowhere. No two are the same, and many keys share one.
+  std::vector<std::vector<BlockCopy>> places;
+  std::vector<uint32_t> place_of;  // per key: its number in `places`
 };
-struct BlockCopy {
-  uint32_t node_index = kNoNode;
-  Tier tier = Tier::kDram;
+struct PrefetchLimits {
+  uint64_t max_bytes = UINT64_MAX;  // on each node
+  uint32_t timeout_ms = 1000;       // what has not begun by then is given up
+};
+struct PrefetchReport {
+  uint64_t blocks = 0;  // on their way up now, which were not before
+  uint64_t bytes = 0;
 };
 struct BlockStat {
   Code code = Code::kNotFound;
@@ -366,6 +378,10 @@ class Client {
   // The caller's side will not write these keys: whoever waits for one of them learns it now, or within the
   // next second. At every node, or at options.node. Returns how many waits ended.
   Result<uint64_t> give_up(std::span<const Key> keys, const CallOptions& options);
+  // Blocks that lie on a disk alone, as far as match() has heard, begin to come up where they would be read.
+  // Nothing is waited for, and what does not come up is read from the disk later.
+  Result<PrefetchReport> prefetch(std::span<const Key> keys, const PrefetchLimits& limits,
+                                  const CallOptions& options);
 
   // From now on, until as many unregister_buffer() with the same range, puts out of this memory and gets into
   // it may be carried out by a device directly, where RDMA is used; the caller leaves it mapped as it is so

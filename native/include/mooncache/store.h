@@ -141,6 +141,11 @@ struct MatchResult {
   std::vector<uint8_t> on_disk;  // the same: present, but not in memory
 };
 
+struct Prefetched {
+  uint32_t blocks = 0;  // on their way up now, which were not before
+  uint64_t bytes = 0;
+};
+
 // Block record, 56 bytes little endian:
 // u8 kind | u8 tier | u8 reason | u8 flags | u32 reserved | u64 tenant | u64 size_bytes | 32 B key
 inline constexpr size_t kBlockRecordBytes = 56;
@@ -315,6 +320,10 @@ class Store {
   // True: the block is not in memory, and on its way up from a disk. `done` is called once, from another
   // thread and without locks, when acquire() finds it or will not. It must not wait.
   bool fetch(TenantId tenant, const Key& key, std::function<void()> done);
+  // Brings blocks up from the disks that will be asked for soon, up to `max_bytes`. They go behind everything
+  // that is waited for. The rest is given up where fetches are behind, where much comes up ahead already, and
+  // what has not begun at `until_ms` or finds no room in memory.
+  Prefetched prefetch(TenantId tenant, std::span<const Key> keys, uint64_t max_bytes, uint64_t until_ms);
   bool has_disk() const;
   // Ends the disks' threads: what was asked of them is done or given up, and they keep what they have.
   void close_disk();

@@ -182,7 +182,7 @@ void Client::Impl::learn(const NodeMap& map, const Key& key, const Nearest& near
   std::array<uint32_t, Nearest::kMax> indices{};
   for (size_t i = 0; i < nearest.count; ++i) indices[i] = map.infos[nearest.positions[i]].index;
   locations.learn(key, std::span(indices).first(nearest.count),
-                  asked_all ? steady_seconds() : LocationCache::kNeverAsked);
+                  asked_all ? steady_seconds() : LocationCache::kNeverAsked, nearest.on_disk);
 }
 
 uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const uint32_t> tried) {
@@ -190,10 +190,12 @@ uint32_t Client::Impl::guess(const NodeMap& map, const Key& key, std::span<const
     return position != kNoNode && std::find(tried.begin(), tried.end(), position) == tried.end();
   };
   Nearest nearest;
-  for (const uint32_t index : locations.find(key).nodes) {
-    if (index == LocationCache::kNowhere) break;
-    const uint32_t position = map.position(index);
-    if (usable_position(position)) nearest.offer(position, [&](uint32_t at) { return rank(map, at); });
+  const LocationCache::Places places = locations.find(key);
+  for (size_t i = 0; i < places.nodes.size() && places.nodes[i] != LocationCache::kNowhere; ++i) {
+    const uint32_t position = map.position(places.nodes[i]);
+    if (!usable_position(position)) continue;
+    nearest.offer(position, places.on_disk[i],
+                  [&](uint32_t at, bool on_disk) { return rank(map, at) | (on_disk ? kDiskRank : 0u); });
   }
   return nearest.count > 0 ? nearest.first() : guess_unknown(map, key, tried);
 }
@@ -337,9 +339,10 @@ Status Client::learn_locations(std::span<const Key> keys, std::span<const std::b
     Nearest nearest;
     for (uint16_t i = 0; i < count && in.ok(); ++i) {
       const uint32_t position = map->position(in.u16());
-      (void)in.u16();
+      const bool on_disk = static_cast<Tier>(in.u8()) == Tier::kSsd;
+      (void)in.u8();
       (void)in.u64();
-      if (position != kNoNode) nearest.offer(position, ranks.order_for(key));
+      if (position != kNoNode) nearest.offer(position, on_disk, ranks.order_for(key));
     }
     if (in.ok()) impl_->learn(*map, key, nearest, true);
   }
@@ -381,6 +384,12 @@ NamedValues Client::stats() const {
   values.emplace_back("nodes", map->nodes.size());
   values.emplace_back("map_epoch", map->epoch);
   return values;
+}
+
+Status Client::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
+                   std::span<GetOutcome> outcomes) {
+  const CallTimer timer(impl_->counters, Timed::kGet);
+  return impl_->get(blocks, how, options, outcomes);
 }
 
 std::vector<ClientTransport> Client::transports() const {

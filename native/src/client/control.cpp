@@ -1,5 +1,7 @@
 // match, remove, pin, unpin, stat, list, node_stat, ping: small questions to several nodes at once.
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "client/impl.h"
 
@@ -14,6 +16,42 @@ int weight_of(Code code) {
   if (code == Code::kNotFound) return 0;
   return is_unreachable(code) ? 2 : 1;
 }
+
+// Of a bitmap that may be shorter.
+bool bit(std::span<const std::byte> bitmap, size_t i) {
+  return i / 8 < bitmap.size() && (std::to_integer<unsigned>(bitmap[i / 8]) >> (i % 8) & 1) != 0;
+}
+
+// The places of blocks, each once. Most blocks of a chain lie where the one before them lies.
+class Places {
+ public:
+  explicit Places(const NodeMap& map) : map_(map) { places_.emplace_back(); }
+
+  uint32_t of(const Nearest& nearest) {
+    std::vector<BlockCopy>& copies = copies_;
+    copies.clear();
+    for (size_t i = 0; i < nearest.count; ++i) {
+      const NodeInfo& node = map_.infos[nearest.positions[i]];
+      const Tier memory = node.medium == Medium::kHbm ? Tier::kHbm : Tier::kDram;
+      copies.push_back({node.index, nearest.on_disk[i] ? Tier::kSsd : memory});
+    }
+    if (copies == places_[last_]) return last_;
+    const auto known = numbers_.find(copies);
+    if (known != numbers_.end()) return last_ = known->second;
+    last_ = static_cast<uint32_t>(places_.size());
+    numbers_.emplace(copies, last_);
+    places_.push_back(copies);
+    return last_;
+  }
+  std::vector<std::vector<BlockCopy>> take() { return std::move(places_); }
+
+ private:
+  const NodeMap& map_;
+  std::vector<std::vector<BlockCopy>> places_;
+  std::map<std::vector<BlockCopy>, uint32_t> numbers_;
+  std::vector<BlockCopy> copies_;
+  uint32_t last_ = 0;
+};
 
 }  // namespace
 
@@ -50,7 +88,7 @@ std::vector<Question> Client::Impl::questions(const NodeMap& map, std::span<cons
 
 void Client::Impl::request_keys(const NodeMap& map, std::span<const Question> asked,
                                 std::span<const Key> keys, wire::Opcode opcode, uint16_t flags,
-                                std::optional<uint32_t> ttl_ms, const CallOptions& options,
+                                std::span<const std::byte> head, const CallOptions& options,
                                 const KeysHandler& handle, std::vector<Status>& ends) {
   struct Part {
     std::vector<CallProgram::Call> calls;
@@ -62,8 +100,8 @@ void Client::Impl::request_keys(const NodeMap& map, std::span<const Question> as
     const Question& question = asked[q];
     for (size_t begin = 0; begin < question.items.size(); begin += wire::kMaxItems) {
       const size_t count = std::min<size_t>(wire::kMaxItems, question.items.size() - begin);
-      Writer meta(8 + count * kKeyBytes);
-      if (ttl_ms) meta.u32(*ttl_ms);
+      Writer meta(head.size() + 4 + count * kKeyBytes);
+      meta.raw(head);
       meta.u32(static_cast<uint32_t>(count));
       for (size_t i = 0; i < count; ++i) meta.key(keys[question.items[begin + i]]);
       parts[q].calls.push_back({opcode, flags, meta.take(), {}});
@@ -71,8 +109,9 @@ void Client::Impl::request_keys(const NodeMap& map, std::span<const Question> as
     tasks[q].node = map.nodes[question.position];
     tasks[q].has_alternative = map.nodes.size() > 1;
     tasks[q].make_program = [&, q](Session& session) -> std::unique_ptr<Program> {
-      // an older node would close the connection; nothing waits there
+      // an older node would close the connection; nothing waits there, nothing comes up from a disk
       if (opcode == wire::Opcode::kGiveUp && !session.offers_waits()) return make_refusal();
+      if (opcode == wire::Opcode::kPrefetch && !session.offers_prefetch()) return make_refusal();
       return std::make_unique<CallProgram>(
           parts[q].calls,
           [&, q](size_t call, const Status& status, Reader& in) {
@@ -120,14 +159,15 @@ std::vector<Nearest> Client::Impl::ask_holders(const NodeMap& map, std::span<con
   std::vector<Nearest> nearest(keys.size());
   ReadRanks ranks(*this, map);
   request_keys(
-      map, asked, keys, wire::Opcode::kMatch, flags, std::nullopt, options,
+      map, asked, keys, wire::Opcode::kMatch, flags | wire::kFlagTiers, {}, options,
       [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (!status) return status;
         const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
         if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
         for (size_t i = 0; i < items.size(); ++i) {
-          if ((std::to_integer<unsigned>(answer->bitmap[i / 8]) >> (i % 8) & 1) == 0) continue;
-          nearest[items[i]].offer(question.position, ranks.order_for(keys[items[i]]));
+          if (!bit(answer->bitmap, i)) continue;
+          nearest[items[i]].offer(question.position, bit(answer->on_disk, i),
+                                  ranks.order_for(keys[items[i]]));
         }
         return Status::ok();
       },
@@ -144,7 +184,8 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
   if (Status status = check_call(keys.size(), options); !status) return status;
   MatchReport report;
   report.bitmap.assign((keys.size() + 7) / 8, std::byte{0});
-  report.nodes.assign(keys.size(), kNoNode);
+  report.places.resize(1);
+  report.place_of.assign(keys.size(), 0);
   if (keys.empty()) return report;
   const auto map_now = map();
   if (map_now->nodes.empty())
@@ -162,15 +203,17 @@ Result<MatchReport> Client::Impl::match(std::span<const Key> keys, bool touch, c
   const bool asked_all =
       !options.node && (options.all_nodes || map_now->nodes.size() <= config.fanout_nodes_max);
   bool leading = true;
+  Places places(*map_now);
   for (size_t i = 0; i < keys.size(); ++i) {
     const bool here = nearest[i].count > 0;
     leading = leading && here;
     report.leading_run += leading ? 1 : 0;
     report.present += here ? 1 : 0;
     if (here) report.bitmap[i / 8] |= std::byte{1} << (i % 8);
-    if (here) report.nodes[i] = map_now->infos[nearest[i].first()].index;
+    if (here) report.place_of[i] = places.of(nearest[i]);
     learn(*map_now, keys[i], nearest[i], asked_all);
   }
+  report.places = places.take();
   return report;
 }
 
@@ -178,7 +221,7 @@ namespace {
 
 // Runs an opcode whose answer is one code per key, and merges the nodes' answers.
 Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode opcode,
-                   std::optional<uint32_t> ttl_ms, const CallOptions& options, std::span<Code> codes) {
+                   std::span<const std::byte> head, const CallOptions& options, std::span<Code> codes) {
   if (Status status = impl.check_call(keys.size(), options); !status) return status;
   if (codes.size() != keys.size()) return {Code::kInvalidArgument, "one code per key is needed"};
   const auto map = impl.map();
@@ -192,7 +235,7 @@ Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode o
   };
   std::vector<Status> ends;
   impl.request_keys(
-      *map, asked, keys, opcode, 0, ttl_ms, options,
+      *map, asked, keys, opcode, 0, head, options,
       [&](const Question&, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (status.is_ok() && (in.u32() != items.size() || in.remaining() != items.size() * 2)) {
           return Status{Code::kProtocolError, "malformed answer"};
@@ -212,16 +255,18 @@ Status merge_codes(Client::Impl& impl, std::span<const Key> keys, wire::Opcode o
 }  // namespace
 
 Status Client::remove(std::span<const Key> keys, const CallOptions& options, std::span<Code> codes) {
-  return merge_codes(*impl_, keys, wire::Opcode::kRemove, std::nullopt, options, codes);
+  return merge_codes(*impl_, keys, wire::Opcode::kRemove, {}, options, codes);
 }
 
 Status Client::pin(std::span<const Key> keys, uint32_t ttl_ms, const CallOptions& options,
                    std::span<Code> codes) {
-  return merge_codes(*impl_, keys, wire::Opcode::kPin, ttl_ms, options, codes);
+  Writer head;
+  head.u32(ttl_ms);
+  return merge_codes(*impl_, keys, wire::Opcode::kPin, head.view(), options, codes);
 }
 
 Status Client::unpin(std::span<const Key> keys, const CallOptions& options, std::span<Code> codes) {
-  return merge_codes(*impl_, keys, wire::Opcode::kUnpin, std::nullopt, options, codes);
+  return merge_codes(*impl_, keys, wire::Opcode::kUnpin, {}, options, codes);
 }
 
 Result<uint64_t> Client::give_up(std::span<const Key> keys, const CallOptions& options) {
@@ -238,7 +283,7 @@ Result<uint64_t> Client::give_up(std::span<const Key> keys, const CallOptions& o
   uint64_t ended = 0;
   std::vector<Status> ends;
   impl_->request_keys(
-      *map, asked, keys, wire::Opcode::kGiveUp, 0, std::nullopt, options,
+      *map, asked, keys, wire::Opcode::kGiveUp, 0, {}, options,
       [&](const Question&, std::span<const uint32_t>, const Status& status, Reader& in) {
         if (!status) return status;
         ended += in.u32();
@@ -292,7 +337,7 @@ Status Client::stat(std::span<const Key> keys, const CallOptions& options, std::
   ReadRanks ranks(*impl_, *map);
   std::vector<Status> ends;
   impl_->request_keys(
-      *map, asked, keys, wire::Opcode::kStat, 0, std::nullopt, options,
+      *map, asked, keys, wire::Opcode::kStat, 0, {}, options,
       [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (!status) return status;
         if (in.u32() != items.size()) return Status{Code::kProtocolError, "malformed STAT answer"};

@@ -145,31 +145,35 @@ class GetCall {
   // Where to read an item next: one of its known places, else a guess; kNoNode when there is none left.
   uint32_t next_place(uint32_t item, bool count) {
     const Key& key = batch_.blocks[item].key;
-    std::array<uint32_t, LocationCache::kPlaces> places{};
-    size_t usable = 0;
+    Nearest usable;
     bool known = false;
-    for (const uint32_t index : impl_.locations.find(key).nodes) {
-      if (index == LocationCache::kNowhere) break;
-      const uint32_t position = map_->position(index);
+    const LocationCache::Places places = impl_.locations.find(key);
+    for (size_t i = 0; i < places.nodes.size() && places.nodes[i] != LocationCache::kNowhere; ++i) {
+      const uint32_t position = map_->position(places.nodes[i]);
       if (position == kNoNode) continue;
       known = true;
-      if (!was_tried(item, position)) places[usable++] = position;
+      if (was_tried(item, position)) continue;
+      usable.positions[usable.count] = position;
+      usable.on_disk[usable.count++] = places.on_disk[i];
     }
     if (count) impl_.counters.add(known ? Counter::kLocationHits : Counter::kLocationMisses);
-    if (usable == 0) return impl_.guess_unknown(*map_, key, tried_[item]);
-    return nearest_of(item, std::span(places).first(usable));
+    if (usable.count == 0) return impl_.guess_unknown(*map_, key, tried_[item]);
+    return nearest_of(item, usable);
   }
 
   // Of several holders one of the nearest; those that are equally near share the reading.
-  uint32_t nearest_of(uint32_t item, std::span<uint32_t> holders) {
-    if (holders.size() == 1) return holders[0];
+  uint32_t nearest_of(uint32_t item, const Nearest& holders) {
+    if (holders.count == 1) return holders.first();
     if (!ranks_) ranks_.emplace(impl_, *map_);
-    uint32_t least = kNoNode;
-    for (const uint32_t position : holders) least = std::min(least, (*ranks_)(position));
-    const auto end = std::remove_if(holders.begin(), holders.end(),
-                                    [&](uint32_t position) { return (*ranks_)(position) > least; });
+    std::array<uint32_t, Nearest::kMax> ranks{}, equal{};
+    for (size_t i = 0; i < holders.count; ++i) ranks[i] = (*ranks_)(holders.positions[i], holders.on_disk[i]);
+    const uint32_t least = *std::min_element(ranks.begin(), ranks.begin() + holders.count);
+    size_t count = 0;
+    for (size_t i = 0; i < holders.count; ++i) {
+      if (ranks[i] == least) equal[count++] = holders.positions[i];
+    }
     return spread_.choose(
-        std::span(holders.begin(), end), likely_bytes(item),
+        std::span(equal).first(count), likely_bytes(item),
         [&](uint32_t position) { return map_->nodes[position]->reading_bytes(); },
         [&, seed = is_small() ? impl_.spread_seed : impl_.seed_for(batch_.blocks[item].key)](
             uint32_t position) { return turn_of(seed, map_->infos[position].index); });
@@ -275,7 +279,7 @@ class GetCall {
     for (size_t i = 0; i < lost.size(); ++i) {
       if (found[i].count == 0) continue;
       impl_.learn(*map_, batch_.blocks[lost[i]].key, found[i], tried_[lost[i]].empty());
-      const uint32_t position = nearest_of(lost[i], std::span(found[i].positions).first(found[i].count));
+      const uint32_t position = nearest_of(lost[i], found[i]);
       tried_[lost[i]].push_back(position);
       work_for(position).items.push_back(lost[i]);
     }
@@ -464,12 +468,6 @@ class GetCall {
 };
 
 }  // namespace
-
-Status Client::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
-                   std::span<GetOutcome> outcomes) {
-  const CallTimer timer(impl_->counters, Timed::kGet);
-  return impl_->get(blocks, how, options, outcomes);
-}
 
 Status Client::Impl::get(std::span<const GetBlock> blocks, const GetOptions& how, const CallOptions& options,
                          std::span<GetOutcome> outcomes) {

@@ -158,8 +158,10 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   // in)`.
   using KeysHandler =
       std::function<Status(const Question&, std::span<const uint32_t>, const Status&, Reader&)>;
+  // The node that a block would be read from, if it lies on a disk there; else kNoNode.
+  uint32_t cold_place(const NodeMap& map, const Key& key);
   void request_keys(const NodeMap& map, std::span<const Question> asked, std::span<const Key> keys,
-                    wire::Opcode opcode, uint16_t flags, std::optional<uint32_t> ttl_ms,
+                    wire::Opcode opcode, uint16_t flags, std::span<const std::byte> head,
                     const CallOptions& options, const KeysHandler& handle, std::vector<Status>& ends);
   // Asks nodes by MATCH, all at once, which keys they hold: for each key the holders to be read first.
   std::vector<Nearest> ask_holders(const NodeMap& map, std::span<const Question> asked,
@@ -175,15 +177,15 @@ class ReadRanks {
  public:
   ReadRanks(Client::Impl& impl, const NodeMap& map)
       : impl_(impl), map_(map), known_(map.nodes.size(), kNoNode) {}
-  uint32_t operator()(uint32_t position) {
+  uint32_t operator()(uint32_t position, bool on_disk = false) {
     uint32_t& rank = known_[position];
     if (rank == kNoNode) rank = impl_.rank(map_, position);
-    return rank;
+    return on_disk ? rank | kDiskRank : rank;
   }
   // Equal ranks in the order in which this client would read the key.
   auto order_for(const Key& key) {
-    return [this, seed = impl_.seed_for(key)](uint32_t position) {
-      return uint64_t{(*this)(position)} << 32 | (~turn_of(seed, map_.infos[position].index) >> 32);
+    return [this, seed = impl_.seed_for(key)](uint32_t position, bool on_disk) {
+      return uint64_t{(*this)(position, on_disk)} << 32 | (~turn_of(seed, map_.infos[position].index) >> 32);
     };
   }
 

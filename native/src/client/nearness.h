@@ -5,7 +5,7 @@
 // GPU never goes before mapped memory: it is not mapped here, its bytes go over a socket. Holders that are
 // equal in all of this share the reading: the one with the fewest bytes under way goes first, and of those
 // with as many the one that a hash of client and key names, so that clients that know nothing of each other
-// read different copies.
+// read different copies. A copy that lies on a disk goes behind all that lie in some memory of a sound node.
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,9 @@ inline Reach reach_of(const NodeInfo& node, const ReadingHost& here) {
   return here.rdma && node.rdma ? Reach::kRdma : Reach::kTcp;
 }
 
+// Added to the rank of a node for a copy that it has on a disk alone.
+inline constexpr uint32_t kDiskRank = 1u << 15;
+
 // The smaller, the sooner a node is read.
 constexpr uint32_t read_rank(bool sound, Reach reach, Medium medium) {
   return (sound ? 0u : 1u) << 16 | static_cast<uint32_t>(reach) << 8 | static_cast<uint32_t>(medium);
@@ -56,25 +59,31 @@ constexpr uint64_t turn_of(uint64_t seed, uint32_t node_index) {
 struct Nearest {
   static constexpr size_t kMax = 4;
   std::array<uint32_t, kMax> positions{};
+  std::array<bool, kMax> on_disk{};  // the copy is on a disk alone
   size_t count = 0;
 
   uint32_t first() const { return count > 0 ? positions[0] : kNoNode; }
   std::span<const uint32_t> all() const { return std::span(positions).first(count); }
 
-  // `rank`: position -> a number, the smaller the sooner. Asked only when there is something to compare.
+  // `rank`: position, on_disk -> a number, the smaller the sooner. Asked only when there is something to
+  // compare.
   template <typename Rank>
-  void offer(uint32_t position, Rank&& rank) {
+  void offer(uint32_t position, bool is_on_disk, Rank&& rank) {
     const auto known = all();
     if (std::find(known.begin(), known.end(), position) != known.end()) return;
     size_t at = count;
     if (count > 0) {
-      const auto own = rank(position);
-      while (at > 0 && own < rank(positions[at - 1])) --at;
+      const auto own = rank(position, is_on_disk);
+      while (at > 0 && own < rank(positions[at - 1], on_disk[at - 1])) --at;
     }
     if (at == kMax) return;
     if (count < kMax) ++count;
-    for (size_t i = count - 1; i > at; --i) positions[i] = positions[i - 1];
+    for (size_t i = count - 1; i > at; --i) {
+      positions[i] = positions[i - 1];
+      on_disk[i] = on_disk[i - 1];
+    }
     positions[at] = position;
+    on_disk[at] = is_on_disk;
   }
 };
 

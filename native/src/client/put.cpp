@@ -209,7 +209,7 @@ class PutCall {
     for (const uint32_t holder : item.used) {
       if (std::find(item.holders.begin(), item.holders.end(), holder) == item.holders.end()) continue;
       if (first == kNoNode) first = holder;
-      nearest.offer(holder, ranks_);
+      nearest.offer(holder, false, ranks_);
     }
     const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;

@@ -224,6 +224,7 @@ Next read(PeerSession& session, wire::Meta meta);
 Next lookup(PeerSession& session, wire::Meta meta);
 Next release(PeerSession& session, wire::Meta meta);
 Next match(PeerSession& session, wire::Meta meta);
+Next prefetch(PeerSession& session, wire::Meta meta);
 // ops_admin.cpp: everything about blocks but their bytes, and the node.
 Next remove(PeerSession& session, wire::Meta meta);
 Next pin(PeerSession& session, wire::Meta meta);

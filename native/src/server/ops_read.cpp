@@ -263,7 +263,8 @@ Next ops::read(PeerSession& session, wire::Meta meta) {
   return session.begin(GetOp(*request, *info, *grant), session.loop().visit().check_bytes);
 }
 
-// LOOKUP, RELEASE, MATCH ---------------------------------------------------------------------------------
+// LOOKUP, RELEASE, MATCH, PREFETCH
+// ---------------------------------------------------------------------------------
 
 Next ops::lookup(PeerSession& session, wire::Meta meta) {
   auto keys = wire::decode_all_keys(meta);
@@ -332,10 +333,23 @@ Next ops::match(PeerSession& session, wire::Meta meta) {
   if (!keys) return session.malformed();
   const bool touch = (session.request.flags & wire::kFlagTouch) != 0;
   const MatchResult match = session.store().match(session.who.tenant, *keys, touch, session.now_ms());
+  const bool tiers = (session.request.flags & wire::kFlagTiers) != 0;
   Writer& writer = session.begin_response();
   writer.u32(match.leading_run);
   writer.u32(match.present);
   writer.raw(std::as_bytes(std::span(match.bitmap)).first((keys->size() + 7) / 8));
+  if (tiers) writer.raw(std::as_bytes(std::span(match.on_disk)));
+  return session.respond(writer);
+}
+
+// Answered at once: what comes up is not waited for.
+Next ops::prefetch(PeerSession& session, wire::Meta meta) {
+  const auto request = wire::PrefetchRequest::decode(meta);
+  if (!request) return session.malformed();
+  const Prefetched begun = session.store().prefetch(session.who.tenant, request->keys, request->max_bytes,
+                                                    session.now_ms() + request->timeout_ms);
+  Writer& writer = session.begin_response();
+  wire::PrefetchResponse{begun.blocks, begun.bytes}.encode(writer);
   return session.respond(writer);
 }
 

@@ -44,6 +44,7 @@ const Operation& operation(Opcode opcode) {
     set(Opcode::kEndpoint, {.start = ops::endpoint});
     set(Opcode::kWait, {.start = ops::wait});
     set(Opcode::kGiveUp, {.start = ops::give_up});
+    set(Opcode::kPrefetch, {.start = ops::prefetch});
     return all;
   }();
   return table[static_cast<size_t>(opcode)];

@@ -127,6 +127,7 @@ Status Store::Core::open_tier(Store& store) {
     one.write_bytes_per_s = config.disk.write_bytes_per_s;
     one.stall_ms = config.disk.stall_ms;
     one.allow_uring = config.disk.allow_uring;
+    one.ahead_bytes = config.capacity_bytes / kAheadPart / config.disk.paths.size();
     options.push_back(std::move(one));
   }
   auto opened = store::disk::SsdTier::open(std::move(options), *above);
@@ -236,6 +237,25 @@ bool Store::fetch(TenantId tenant, const Key& key, std::function<void()> done) {
     if (core_->find(shard, hash, tenant, key) != kNone) return false;
   }
   return core_->tier->fetch(tenant, key, std::move(done));
+}
+
+Prefetched Store::prefetch(TenantId tenant, std::span<const Key> keys, uint64_t max_bytes,
+                           uint64_t until_ms) {
+  Prefetched begun;
+  if (core_->tier == nullptr) return begun;
+  for (const Key& key : keys) {
+    {
+      const uint64_t hash = core_->hash_of(tenant, key);
+      const Core::Shard& shard = core_->shard_of(hash);
+      const Core::Lock lock(shard.mutex);
+      if (core_->find(shard, hash, tenant, key) != kNone) continue;
+    }
+    const auto bytes = core_->tier->prefetch(tenant, key, max_bytes - begun.bytes, until_ms);
+    if (!bytes) break;
+    begun.blocks += *bytes > 0 ? 1 : 0;
+    begun.bytes += *bytes;
+  }
+  return begun;
 }
 
 bool Store::has_disk() const {

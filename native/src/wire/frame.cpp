@@ -66,6 +66,8 @@ std::string_view opcode_name(Opcode opcode) {
       return "WAIT";
     case Opcode::kGiveUp:
       return "GIVE_UP";
+    case Opcode::kPrefetch:
+      return "PREFETCH";
   }
   return "UNKNOWN";
 }

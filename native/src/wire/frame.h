@@ -53,8 +53,9 @@ enum class Opcode : uint8_t {
   kEndpoint = 21,  // RDMA: exchange of queue pairs, one per rail
   kWait = 22,      // answered later, by any number of frames: see WaitNews
   kGiveUp = 23,
+  kPrefetch = 24,
 };
-inline constexpr uint8_t kMaxOpcode = 23;
+inline constexpr uint8_t kMaxOpcode = 24;
 inline constexpr uint8_t kResponseBit = 0x80;
 
 // "PUT", "GET", …; "UNKNOWN" for a number without a meaning.
@@ -71,6 +72,9 @@ enum Flags : uint16_t {
   kFlagSeveral = 1u << 6,
   // WAIT: behind the keys, how often the peer wants a sign of life (capability kHeartbeats)
   kFlagHeartbeats = 1u << 7,
+  // MATCH: behind the answer, which of the blocks are on a disk alone; a node that does not know it says
+  // nothing
+  kFlagTiers = 1u << 8,
 };
 
 struct FrameHeader {

@@ -498,22 +498,6 @@ std::optional<ListRequest> ListRequest::decode(Meta meta) {
   return request;
 }
 
-void MatchResponse::encode(Writer& out) const {
-  out.u32(leading_run);
-  out.u32(present);
-  out.raw(bitmap);
-}
-
-std::optional<MatchResponse> MatchResponse::decode(Reader& in, uint32_t key_count) {
-  MatchResponse response;
-  response.leading_run = in.u32();
-  response.present = in.u32();
-  const auto bits = in.take((size_t{key_count} + 7) / 8);
-  if (!in.done() || response.leading_run > key_count || response.present > key_count) return std::nullopt;
-  response.bitmap.assign(bits.begin(), bits.end());
-  return response;
-}
-
 void WaitNews::encode(Writer& out) const {
   out.u32(static_cast<uint32_t>(state));
   out.u32(static_cast<uint32_t>(positions.size()));

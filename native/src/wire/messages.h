@@ -66,6 +66,7 @@ struct AuthResponse {
   static constexpr uint32_t kCanWait = 2;        // it answers WAIT and GIVE_UP
   static constexpr uint32_t kWritesSeveral = 4;  // it takes WRITE with kFlagSeveral
   static constexpr uint32_t kHeartbeats = 8;     // it takes WAIT with kFlagHeartbeats
+  static constexpr uint32_t kPrefetches = 16;    // it answers PREFETCH
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;
@@ -307,6 +308,14 @@ struct WaitRequest {
   static std::optional<WaitRequest> decode(Meta meta, bool heartbeats);
 };
 
+struct PrefetchRequest {
+  uint32_t timeout_ms = 0;  // what has not begun to come up by then is given up
+  uint64_t max_bytes = 0;
+  std::vector<Key> keys;
+  void encode(Writer& out) const;
+  static std::optional<PrefetchRequest> decode(Meta meta);
+};
+
 struct ReadRequest {
   uint64_t grant = 0;
   uint64_t offset = 0;
@@ -328,6 +337,8 @@ struct MatchResponse {
   uint32_t leading_run = 0;
   uint32_t present = 0;
   std::vector<std::byte> bitmap;  // bit i of byte i / 8: key i is here; ceil(n / 8) bytes
+  // With kFlagTiers, the same: key i is here, but not in memory. Empty: all are in memory, or an older node.
+  std::vector<std::byte> on_disk;
   void encode(Writer& out) const;
   static std::optional<MatchResponse> decode(Reader& in, uint32_t key_count);
 };
@@ -346,6 +357,13 @@ struct WaitNews {
   std::vector<uint32_t> positions;
   void encode(Writer& out) const;
   static std::optional<WaitNews> decode(Reader& in, uint32_t key_count);
+};
+
+struct PrefetchResponse {
+  uint32_t blocks = 0;  // that are on their way up now
+  uint64_t bytes = 0;
+  void encode(Writer& out) const;
+  static std::optional<PrefetchResponse> decode(Reader& in);
 };
 
 struct ListResponse {

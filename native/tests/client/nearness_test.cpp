@@ -70,7 +70,8 @@ TEST(Nearness, NearestAreTheSmallestInOrderOfOffers) {
     for (uint32_t& rank : ranks) rank = random() % 3;
     for (uint32_t& offer : offers) offer = random() % static_cast<uint32_t>(ranks.size());
     Nearest nearest;
-    for (const uint32_t offer : offers) nearest.offer(offer, [&](uint32_t at) { return ranks[at]; });
+    for (const uint32_t offer : offers)
+      nearest.offer(offer, false, [&](uint32_t at, bool) { return ranks[at]; });
     std::vector<uint32_t> order;
     for (const uint32_t offer : offers) {
       if (std::find(order.begin(), order.end(), offer) == order.end()) order.push_back(offer);
@@ -256,7 +257,11 @@ TEST_F(TierTest, AMatchLearnsTheFastestAndTheNextOneAnswersWhenItDies) {
   }
   const auto found = reader->match(keys, false, {});
   ASSERT_TRUE(found);
-  EXPECT_EQ(found->nodes, std::vector<uint32_t>(20, 2));
+  for (uint32_t k = 0; k < 20; ++k) {
+    EXPECT_EQ(found->places[found->place_of[k]],
+              (std::vector<BlockCopy>{{2, Tier::kHbm}, {k % 2, Tier::kDram}}));
+  }
+  EXPECT_EQ(found->places.size(), 3u) << "nowhere, and two kinds";
   for (const Key& key : keys) EXPECT_EQ(read(*reader, key), 2u);
   nodes_[2]->stop();
   for (uint64_t k = 0; k < 20; ++k) EXPECT_EQ(read(*reader, keys[k]), k % 2);

@@ -137,6 +137,8 @@ inline std::vector<std::byte> content_of(uint64_t number, size_t size) {
 // Memory that gives away what it is asked to, and takes what comes.
 class FakeMemory final : public store::disk::Memory {
  public:
+  std::atomic<bool> is_full{false};  // no reservation succeeds
+
   void offer(uint64_t number, size_t size, uint32_t hits = 1) {
     const std::lock_guard lock(mutex_);
     auto bytes = content_of(number, size);
@@ -170,6 +172,7 @@ class FakeMemory final : public store::disk::Memory {
     changed_.notify_all();
   }
   Result<Reservation> reserve(TenantId, const Key& key, uint64_t size) override {
+    if (is_full) return {Code::kNoSpace, {}};
     const std::lock_guard lock(mutex_);
     Reservation made;
     made.id = ReservationId{++next_};

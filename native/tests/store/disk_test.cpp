@@ -86,7 +86,9 @@ TEST_F(DiskTest, APinnedBlockStaysUntilItsPinEnds) {
   EXPECT_GE(device_->stats().pinned_bytes, 500'000u);
   for (uint64_t i = 10; i < 300; ++i) {
     memory_->offer(i, 100'000);
-    if (i % 10 == 9) ASSERT_TRUE(memory_->wait_written(i + 1)) << i;
+    if (i % 10 == 9) {
+      ASSERT_TRUE(memory_->wait_written(i + 1)) << i;
+    }
   }
   for (uint64_t i = 0; i < 4; ++i) EXPECT_TRUE(read(i, 100'000)) << i;
   for (uint64_t i = 4; i < 10; ++i) EXPECT_FALSE(device_->find(kTenant, key_of(i))) << i;

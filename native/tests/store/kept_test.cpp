@@ -144,8 +144,9 @@ TEST_F(KeptStore, MemoryServesManyProcesses) {
   start(kept_config(kMiB));
   for (uint64_t round = 0; round < 5; ++round) {
     ASSERT_EQ(put(*store_, round, 500, 1), Code::kOk);
-    if (round > 0)
+    if (round > 0) {
       ASSERT_EQ(store_->remove(kTenant, key_of(round - 1), RemoveReason::kRemoved, 1), Code::kOk);
+    }
     restart(kMiB);
     EXPECT_EQ(store_->kept().blocks, 1u);
     EXPECT_TRUE(reads_right(*store_, round));

@@ -167,6 +167,27 @@ TEST(Messages, WaitsRoundTripAndAreChecked) {
   EXPECT_FALSE(WaitNews::decode(in, 0xffffffff)) << "refused before it allocates";
 }
 
+TEST(Messages, AMatchMaySayWhatIsOnADisk) {
+  MatchResponse said{2, 3, {std::byte{0b1011}, std::byte{0}}, {}};
+  for (const bool tiers : {false, true}) {
+    if (tiers) said.on_disk = {std::byte{0b1000}, std::byte{0}};
+    Writer out;
+    said.encode(out);
+    Reader in(out.view());
+    const auto heard = MatchResponse::decode(in, 9);
+    ASSERT_TRUE(heard) << "with and without tiers";
+    EXPECT_EQ(heard->bitmap, said.bitmap);
+    EXPECT_EQ(heard->on_disk, said.on_disk);
+  }
+  for (const size_t more : {1, 3}) {
+    said.on_disk.assign(more, std::byte{0});
+    Writer out;
+    said.encode(out);
+    Reader in(out.view());
+    EXPECT_FALSE(MatchResponse::decode(in, 9)) << more;
+  }
+}
+
 TEST(Messages, CountsOverTheLimitAreRefusedBeforeAllocation) {
   Writer out;
   out.u32(0xffffffff);
@@ -202,7 +223,8 @@ TEST(Messages, RandomBytesNeverDecodeOutOfBounds) {
     Reader list(bytes);
     (void)ListResponse::decode(list);
     Reader match(bytes);
-    (void)MatchResponse::decode(match, 40);
+    const auto found = MatchResponse::decode(match, 40);
+    EXPECT_TRUE(!found || found->on_disk.empty() || found->on_disk.size() == 5);
     (void)WaitRequest::decode(bytes, false);
     (void)WaitRequest::decode(bytes, true);
     Reader news(bytes);

@@ -108,4 +108,9 @@ def node_activity(
         ),
         "hits_total": int(total(now, _NODE + "hits_total")),
         "misses_total": int(total(now, _NODE + "misses_total")),
+        # Of the disks below the memory; all 0 without an SSD tier.
+        "ssd_capacity_bytes": int(total(now, _NODE + "ssd_capacity_bytes")),
+        "ssd_used_bytes": int(total(now, _NODE + "ssd_block_bytes")),
+        "ssd_block_count": int(total(now, _NODE + "ssd_blocks")),
+        "ssd_reads_per_s": rate("ssd_reads_total"),
     }

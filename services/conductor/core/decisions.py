@@ -9,6 +9,7 @@ from typing import Any
 
 from mooncache.conductor.core.differences import PlannedCache
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost
+from mooncache.conductor.core.placed import PlacedRun
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, Choice, Reason, Request, Rules
 from mooncache.conductor.core.records import DecisionRecord, DecisionState, milliseconds, pack
@@ -78,6 +79,7 @@ class PoolAnswer:
     elapsed_s: float = 0.0
     unreachable_nodes: int = 0
     nodes: NodesByHost = field(default_factory=dict)  # through which instances of a host may hand over
+    runs: tuple[PlacedRun, ...] = ()  # where the leading blocks lie, as far as known
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,13 @@ little, while a lasting change of speed is followed within a few steps. Prefills
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
+from mooncache.client.results import BlockTier
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost, TransferCost
+from mooncache.kvcache.leg_hint import LoadedFrom
 
 # LLaMA3-70B on 8 A800, fitted to Mooncake (FAST'25), figure 14; seconds and tokens.
 PREFILL_PRIOR = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
@@ -20,10 +24,12 @@ PREFILL_PRIOR_HF = PrefillCost(0.02, 3e-4, 3e-9, 1e-6)
 _PREFILL_PRIORS = {"hf": PREFILL_PRIOR_HF}
 DECODE_PRIOR = DecodeCost(0.0263, 0.00021, 3.4e-8)
 TRANSFER_PRIOR_BYTES_PER_S = 1e9
+DISK_PRIOR_BYTES_PER_S = 5e8
 TRANSFER_LATENCY_S = 0.005
 CHUNK_TOKENS = 2048  # that an engine with stages computes at a time
 KV_BYTES_PER_TOKEN_UNKNOWN = 100_000
 _SECONDS_MAX = 3600.0
+ONE_WAY_SHARE = 0.8  # of a load's blocks, from which on its time is that of their way
 
 
 @dataclass(slots=True)
@@ -76,11 +82,41 @@ def prefill_prior(engine: str, stages: int = 1) -> PrefillCost:
     return PrefillCost(whole.a + behind_s, whole.b / stages, whole.c / stages, whole.d / stages)
 
 
+class LoadWay(StrEnum):
+    """The way of most of what an instance loaded from the pool."""
+
+    POOL = "pool"
+    """From memory of store nodes, of other hosts or not said where."""
+    NEAR = "near"
+    """From memory of its own host."""
+    COLD = "cold"
+    """From disks."""
+    HANDOVER = "handover"
+    """What a prefill leg had handed over."""
+
+
+def way_of(places: Sequence[LoadedFrom], near: Collection[str]) -> LoadWay | None:
+    """The way of nearly all of the blocks; None: they came by several.
+
+    Args:
+        near: store nodes on the host of the instance.
+    """
+    blocks = dict.fromkeys(LoadWay, 0)
+    for place in places:
+        if place.tier == BlockTier.SSD:
+            blocks[LoadWay.COLD] += place.blocks
+        else:
+            blocks[LoadWay.NEAR if place.store_node in near else LoadWay.POOL] += place.blocks
+    way = max(blocks, key=lambda each: blocks[each])
+    total = sum(blocks.values())
+    return LoadWay.POOL if not total else way if blocks[way] >= ONE_WAY_SHARE * total else None
+
+
 class TransferLearner:
     """Bytes per second from the pool into an engine."""
 
-    def __init__(self) -> None:
-        self.bytes_per_s = Follower(TRANSFER_PRIOR_BYTES_PER_S)
+    def __init__(self, prior_bytes_per_s: float = TRANSFER_PRIOR_BYTES_PER_S) -> None:
+        self.bytes_per_s = Follower(prior_bytes_per_s)
 
     def observe(self, loaded_bytes: float, seconds: float) -> bool:
         """Take in one load; small ones say nothing about the rate."""

@@ -11,10 +11,10 @@ from collections import Counter
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.asked_work import AskedWork
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
-from mooncache.conductor.core.fleet_shape import InstanceShape
+from mooncache.conductor.core.fleet_shape import InstanceShape, OtherWays
 from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.lateness import Lateness
-from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, TransferLearner
+from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, LoadWay, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, TransferCost
@@ -38,6 +38,9 @@ class ServedModel:
         # By instance, "" for all of them: what is fetched may lie at any node, what is handed over mostly on its host.
         self.transfers: dict[str, TransferLearner] = {}
         self.handovers: dict[str, TransferLearner] = {}
+        self.near: dict[str, TransferLearner] = {}  # from the memory of the instance's own host
+        self.cold: dict[str, TransferLearner] = {}  # of what lay on disks
+        self.rows_of_host: dict[str, set[int]] = {}
         self.decodes: dict[str, DecodeLearner] = {}  # by instance
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
@@ -66,6 +69,7 @@ class ServedModel:
                 pool=info.pool,
                 sequences_max=info.max_sequences,
                 kv_capacity_tokens=info.kv_capacity_tokens,
+                other_ways=self._other_ways(info),
                 handover=self._handover(info),
                 tail=True,
                 ready=instance.ready,
@@ -74,16 +78,18 @@ class ServedModel:
             ),
         )
         self.row_of_holder[instance.holder] = row
+        self._place(row, info.host_id)
         self.book.set(info.instance_id, stay_s=self.stay.value)
 
     def leave(self, instance: Instance) -> None:
         """The instance is gone, or serves another model now."""
         name = instance.info.instance_id
+        self._place(self.book.row(name), "")
         self.book.remove(name)
         self.row_of_holder = {h: row for h, row in self.row_of_holder.items() if h != instance.holder}
         self.decodes.pop(name, None)
-        self.transfers.pop(name, None)
-        self.handovers.pop(name, None)
+        for learners in (self.transfers, self.handovers, self.near, self.cold):
+            learners.pop(name, None)
         self.landings.forget(name)
 
     def reported(self, instance: Instance, load: InstanceLoad, now_s: float) -> None:
@@ -133,17 +139,27 @@ class ServedModel:
         self.prefill_counts[kind_of(info)] += 1
 
     def observed_load(
-        self, name: str, loaded_bytes: float, seconds: float, registry: Registry, *, handover: bool
+        self, name: str, loaded_bytes: float, seconds: float, registry: Registry, way: LoadWay
     ) -> None:
-        """An instance loaded KV from the pool: what a prefill leg had handed over, or what it found there."""
-        learners = self.handovers if handover else self.transfers
+        """An instance loaded KV from the pool."""
+        learners = {
+            LoadWay.HANDOVER: self.handovers,
+            LoadWay.NEAR: self.near,
+            LoadWay.COLD: self.cold,
+            LoadWay.POOL: self.transfers,
+        }[way]
         for known in ("", name) if self.book.row(name) != NO_ROW else ("",):
             learners.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
         # Instances that loaded nothing yet are believed to be like the others.
         for instance in registry.of_model(self.name):
             other, info = instance.info.instance_id, instance.info
             if other == name or other not in learners:
-                self.book.set(other, transfer=self._transfer(info), handover=self._handover(info))
+                self.book.set(
+                    other,
+                    transfer=self._transfer(info),
+                    handover=self._handover(info),
+                    other_ways=self._other_ways(info),
+                )
 
     def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
         """A sequence was generated."""
@@ -175,6 +191,8 @@ class ServedModel:
         self.book.check()
         for row in self.row_of_holder.values():
             assert self.book.names[row], "a number in the index of caches points at an instance that is gone"
+        for rows in self.rows_of_host.values():
+            assert all(self.book.names[row] for row in rows), "an instance that is gone is on a host"
 
     def restarted(self, name: str) -> None:
         """Another engine of that name: what was learnt of its decoding is void, and no other engine uses it yet."""
@@ -188,19 +206,35 @@ class ServedModel:
         return learner.cost if learner is not None else learning.DECODE_PRIOR
 
     def _transfer(self, info: InstanceInfo) -> TransferCost:
-        return self._loading(info, self.transfers, self.handovers)
+        return self._loading(info, self.transfers, self.near, self.handovers)
 
     def _handover(self, info: InstanceInfo) -> TransferCost:
-        return self._loading(info, self.handovers, self.transfers)
+        return self._loading(info, self.handovers, self.transfers, self.near)
+
+    def _other_ways(self, info: InstanceInfo) -> OtherWays:
+        near = self._loading(info, self.near, self.transfers, self.handovers)
+        cold = self._loading(info, self.cold, prior=_NO_COLD)
+        return OtherWays(near.tokens_per_s, cold.tokens_per_s)
+
+    def _place(self, row: int, host_id: str) -> None:
+        """The row is on this host, "": on none."""
+        for host, rows in list(self.rows_of_host.items()):
+            rows.discard(row)
+            if not rows:
+                del self.rows_of_host[host]
+        if host_id:
+            self.rows_of_host.setdefault(host_id, set()).add(row)
 
     @staticmethod
-    def _loading(info: InstanceInfo, *by_kind: dict[str, TransferLearner]) -> TransferCost:
+    def _loading(
+        info: InstanceInfo, *by_kind: dict[str, TransferLearner], prior: TransferLearner | None = None
+    ) -> TransferCost:
         """The cost of loading of the first kind that was observed, rather of the instance itself than of others."""
         for learners in by_kind:
             learner = learners.get(info.instance_id) or learners.get("")
             if learner is not None:
                 return learner.cost(info.kv_bytes_per_token)
-        return _NO_TRANSFERS.cost(info.kv_bytes_per_token)
+        return (prior or _NO_TRANSFERS).cost(info.kv_bytes_per_token)
 
 
 class ModelBooks:
@@ -264,3 +298,4 @@ def kind_of(info: InstanceInfo) -> str:
 
 
 _NO_TRANSFERS = TransferLearner()
+_NO_COLD = TransferLearner(learning.DISK_PRIOR_BYTES_PER_S)

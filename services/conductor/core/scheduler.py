@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.client.keys import KEY_BYTES
+from mooncache.conductor.core import placed
 from mooncache.conductor.core.cache_index import CacheIndex
 from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
 from mooncache.conductor.core.decisions import (
@@ -41,7 +42,6 @@ from mooncache.conductor.core.policy.types import (
     Awaited,
     Branch,
     Choice,
-    PrefixSource,
     Reason,
     Request,
 )
@@ -325,7 +325,7 @@ class Scheduler:
             prompt_tokens=request.prompt_tokens,
             local=local,
             cacheable_tokens=cacheable,
-            sources=(PrefixSource(NO_ROW, pool_tokens),) if pool_tokens else (),
+            sources=placed.sources(arrival.pool.runs, local, block_tokens, pool_tokens, model.rows_of_host),
             group=group,
             awaited=self._awaited(request, model, block_tokens, cacheable, now_s),
             sequences=request.sequences,
@@ -443,6 +443,7 @@ class Scheduler:
                 wait_s=decision.wait_s,
                 expected_wait_s=choice.total_s if decision.prefill else 0.0,
                 store_node=decision.store_node,
+                nodes=arrival.pool.nodes,
                 block_tokens=block_tokens,
                 awaits=choice.awaited.decision_id if choice.awaited is not None else "",
                 computing=decision.computing(block_tokens),

@@ -6,10 +6,11 @@ Who they are is here; what they weigh on their instances is in the book of insta
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mooncache.conductor.core.differences import PlannedCache
+from mooncache.conductor.core.handover_node import NodesByHost
 from mooncache.kvcache.leg_hint import CacheReport
 
 SILENT_MAX = 8192
@@ -60,6 +61,7 @@ class Active:
     decode_cache: CacheReport | None = (
         None  # what the engine of the decode leg said, by whichever way it came first
     )
+    nodes: NodesByHost = field(default_factory=dict)  # store nodes by host, as they were
     successor: str = ""  # the decision that took over its decode leg
 
 

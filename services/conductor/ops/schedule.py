@@ -21,6 +21,7 @@ async def handle(
     pool = await state.pool.match(scheduling_request.keys)
     now_s = state.clock.now_s()
     decision = state.core.schedule(scheduling_request, pool, now_s, state.clock.wall_s())
+    state.prefetch_calls.start(decision, scheduling_request.keys)
     state.give_up()  # of a former plan for the same request
     response = answer(state, decision)
     if decision.choice.admitted and pool.blocks:

@@ -87,6 +87,10 @@ class ConductorMetrics:
         self.trimmed_blocks = metrics.counter(
             "trimmed_block_copies", "Copies of blocks that were dropped because fewer requests read them."
         )
+        self.prefetches = metrics.counter(
+            "prefetches", "Calls that let blocks of an admitted prompt come up from disks.", ("outcome",)
+        )
+        self.prefetched_blocks = metrics.counter("prefetched_blocks", "Blocks that came up by that.")
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
         for role in InstanceRole:
@@ -166,6 +170,11 @@ class ConductorMetrics:
         """The store nodes were called about blocks that will not come, or could not be."""
         self.give_ups.labels(each.reason, outcome).inc()
         self.ended_waits.inc(ended)
+
+    def prefetched(self, outcome: str, blocks: int) -> None:
+        """The store nodes were called about blocks on disks, or could not be."""
+        self.prefetches.labels(outcome).inc()
+        self.prefetched_blocks.inc(blocks)
 
     def switched(self, role: InstanceRole) -> None:
         """An instance was given another role by the load."""

@@ -12,9 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from mooncache.client.aio import AsyncClient
-from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView
+from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView, Prefetched
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost, by_host
+from mooncache.conductor.core.placed import PlacedRun, runs_of
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
 from mooncache.runtime import tracing
@@ -26,6 +27,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _THREADS = 8
 _GRACE_S = 0.02
 GIVE_UP_TIMEOUT_S = 0.5
+PREFETCH_TIMEOUT_S = 0.5
 
 
 class StoreClient(Protocol):
@@ -40,6 +42,10 @@ class StoreClient(Protocol):
     async def give_up(
         self, keys: bytes, *, node: str | None = None, timeout_s: float | None = None
     ) -> int: ...
+
+    async def prefetch(
+        self, keys: bytes, *, begin_s: float = 1.0, timeout_s: float | None = None
+    ) -> Prefetched: ...
 
     async def close(self) -> None: ...
 
@@ -60,6 +66,7 @@ class PoolLookup:
         self._make_client = make_client or self._connect
         self._client: StoreClient | None = None
         self._by_host: tuple[Sequence[NodeView], NodesByHost] = ((), {})
+        self._hosts: tuple[Sequence[NodeView], dict[str, str]] = ((), {})
 
     @property
     def connected(self) -> bool:
@@ -80,6 +87,12 @@ class PoolLookup:
             found = by_host(nodes)
             self._by_host = nodes, found
         return found
+
+    def _host_of_node(self) -> dict[str, str]:
+        nodes = self._client.nodes() if self._client is not None else ()
+        if nodes is not self._hosts[0]:
+            self._hosts = nodes, {node.node_id: node.host_id for node in nodes if node.host_id}
+        return self._hosts[1]
 
     def nodes_on(self, hosts: Sequence[str]) -> list[str]:
         """One store node on each of these hosts, by name: the one that takes most new blocks.
@@ -110,6 +123,7 @@ class PoolLookup:
             return PoolAnswer(PoolState.ABSENT)
         started_s = self._clock.now_s()
         state, blocks, unreachable = PoolState.OK, 0, 0
+        runs: tuple[PlacedRun, ...] = ()
         try:
             # The native call keeps its own deadline; the outer one is for a thread pool that is busy.
             with tracing.span("pool.match", kind="client", root=False) as span:
@@ -117,6 +131,7 @@ class PoolLookup:
                     found = await self._client.match(keys, touch=False, timeout_s=MATCH_TIMEOUT_S)
                 span.set(pool__blocks=found.leading_blocks)
             blocks, unreachable = found.leading_blocks, found.unreachable_nodes
+            runs = runs_of(found.copies, blocks, self._host_of_node())
         except (TimeoutError, DeadlineExceeded):
             state = PoolState.TIMEOUT
         except Closed:
@@ -126,7 +141,7 @@ class PoolLookup:
         if state == PoolState.OK and unreachable and not blocks:
             state = PoolState.TIMEOUT
         elapsed_s = self._clock.now_s() - started_s
-        return PoolAnswer(state, blocks, elapsed_s, unreachable, self.nodes_by_host)
+        return PoolAnswer(state, blocks, elapsed_s, unreachable, self.nodes_by_host, runs)
 
     async def give_up(self, keys: bytes, store_node: str = NO_NODE) -> int:
         """End the waits for packed keys that will not come to a node, NO_NODE: to any; return how many ended.
@@ -137,6 +152,17 @@ class PoolLookup:
             return 0
         async with asyncio.timeout(GIVE_UP_TIMEOUT_S + _GRACE_S):
             return await self._client.give_up(keys, node=store_node or None, timeout_s=GIVE_UP_TIMEOUT_S)
+
+    async def prefetch(self, keys: bytes, begin_s: float) -> int:
+        """Let packed keys come up from disks; return how many blocks do.
+
+        Raises: MooncacheError, TimeoutError.
+        """
+        if self._client is None or not self._client.nodes():
+            return 0
+        async with asyncio.timeout(PREFETCH_TIMEOUT_S + _GRACE_S):
+            found = await self._client.prefetch(keys, begin_s=begin_s, timeout_s=PREFETCH_TIMEOUT_S)
+        return found.blocks
 
     async def close(self) -> None:
         """Let go of the client."""

@@ -177,4 +177,5 @@ def cache_report_of(sequence: Sequence) -> CacheReport:
         held_tokens=min(asked, min(sequence.unsaved, default=sequence.saved) * sequence.block_tokens),
         outcome=outcome,
         reason=sequence.choice.reason,
+        loaded_from=sequence.choice.loaded_from,
     )

@@ -60,6 +60,12 @@ def place_name(node: str, tier: str) -> str:
     return f"{node} ({tier})"
 
 
+def node_and_tier(place: str) -> tuple[str, str]:
+    """What `place_name` put together; two times "" when the place is not known."""
+    node, _, tier = place.removesuffix(")").rpartition(" (")
+    return node, tier
+
+
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How fast a load has to be: `grace_s` at once, and the time of computing each block that has come."""

@@ -8,12 +8,20 @@ those that the engine has itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mooncache.client.results import BlockTier
-from mooncache.kvcache.core.break_even import BreakEven, Pace, Weighed, cut_reason, place_name
-from mooncache.kvcache.leg_hint import LegHint
+from mooncache.kvcache.core.break_even import (
+    BreakEven,
+    Pace,
+    Weighed,
+    cut_reason,
+    node_and_tier,
+    place_name,
+)
+from mooncache.kvcache.leg_hint import LegHint, LoadedFrom, most_loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class LoadChoice:
     computed_faster: bool = False
     spared_said: bool = False
     load_cut: bool = False
+    loaded_from: tuple[LoadedFrom, ...] = ()  # where blocks lay that were loaded, as far as known
 
     def was_cut(self, came: int, asked: int, seconds: float) -> None:
         """Its load fell behind its pace."""
@@ -102,6 +111,17 @@ class LoadWeighing:
     ) -> None:
         """Learn what each shard measured of a load of the blocks from `first` to `end`."""
         asked, places = end - first, self._places(choice, hint, first, end)
+        came = min((part.loaded for part in shards.values()), default=0)
+        choice.loaded_from = most_loaded((*choice.loaded_from, *_loaded_from(places[:came])))
         for shard, part in shards.items():
             if part.is_cut or part.loaded >= asked:
                 self.known.loaded(asked, part.loaded, part.seconds, places, shard)
+
+
+def _loaded_from(places: Sequence[tuple[str, ...]]) -> Iterator[LoadedFrom]:
+    """Where these blocks lay. A block whose parts lie at several places counts where it was slowest: on a disk."""
+    for parts, blocks in Counter(places).items():
+        found = [node_and_tier(part) for part in parts if part]
+        if found:
+            node, tier = next((at for at in found if at[1] == BlockTier.SSD), found[0])
+            yield LoadedFrom(node, tier, blocks)

@@ -320,7 +320,7 @@ class ScheduleResponse(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ..., store_node: _Optional[str] = ..., shard_blocks: _Optional[int] = ...) -> None: ...
 
 class CacheReport(_message.Message):
-    __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome", "hidden_ms", "reason", "staged_bytes")
+    __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome", "hidden_ms", "reason", "staged_bytes", "loaded_from")
     ASKED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -335,6 +335,7 @@ class CacheReport(_message.Message):
     HIDDEN_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STAGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FROM_FIELD_NUMBER: _ClassVar[int]
     asked_tokens: int
     hit_tokens: int
     local_tokens: int
@@ -349,7 +350,18 @@ class CacheReport(_message.Message):
     hidden_ms: float
     reason: str
     staged_bytes: int
-    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[_Union[CacheOutcome, str]] = ..., hidden_ms: _Optional[float] = ..., reason: _Optional[str] = ..., staged_bytes: _Optional[int] = ...) -> None: ...
+    loaded_from: _containers.RepeatedCompositeFieldContainer[LoadedFrom]
+    def __init__(self, asked_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., local_tokens: _Optional[int] = ..., loaded_tokens: _Optional[int] = ..., loaded_bytes: _Optional[int] = ..., waited_ms: _Optional[float] = ..., load_ms: _Optional[float] = ..., failed_blocks: _Optional[int] = ..., saved_blocks: _Optional[int] = ..., held_tokens: _Optional[int] = ..., outcome: _Optional[_Union[CacheOutcome, str]] = ..., hidden_ms: _Optional[float] = ..., reason: _Optional[str] = ..., staged_bytes: _Optional[int] = ..., loaded_from: _Optional[_Iterable[_Union[LoadedFrom, _Mapping]]] = ...) -> None: ...
+
+class LoadedFrom(_message.Message):
+    __slots__ = ("store_node", "tier", "blocks")
+    STORE_NODE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    store_node: str
+    tier: str
+    blocks: int
+    def __init__(self, store_node: _Optional[str] = ..., tier: _Optional[str] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class TokenUsage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace mooncache::store::disk {
@@ -66,7 +67,12 @@ bool Device::fetch(TenantId tenant, const Key& key, Done done) {
   if (entry.hits < 255) ++entry.hits;
   const auto shared = fetches_.find(number);
   if (shared != fetches_.end()) {
-    shared->second->waiting.push_back(std::move(done));
+    Fetch& known = *shared->second;
+    known.waiting.push_back(std::move(done));
+    if (known.ahead && !std::exchange(known.joined, true)) {
+      asked_.push_back(shared->second);
+      queue_->wake();
+    }
     return true;
   }
   if (fetches_.size() >= kMaxFetches) return false;
@@ -200,11 +206,7 @@ void Device::turn(int timeout_ms) {
   now_ms_ = steady_ms();
   for (const IoEnd& end : ends_) ended(end);
   watch_for_stalls();
-  {
-    const std::lock_guard lock(mutex_);
-    wanted_.insert(wanted_.end(), asked_.begin(), asked_.end());
-    asked_.clear();
-  }
+  take_asked();
   if (off_) return fail_all();
   pump_reads();
   retire_chunks();
@@ -346,16 +348,18 @@ void Device::give_up() {
 
 // A miss for everything that waits.
 void Device::fail_all() {
+  take_asked();
   std::vector<std::shared_ptr<Fetch>> all(wanted_.begin(), wanted_.end());
   wanted_.clear();
+  std::copy_if(ahead_.begin(), ahead_.end(), std::back_inserter(all),
+               [](const std::shared_ptr<Fetch>& fetch) { return fetch->ahead; });
+  ahead_.clear();
   for (const Op& op : ops_) {
     if (op.kind == Op::Kind::kRead && op.fetch && !op.fetch->ended) all.push_back(op.fetch);
   }
   std::deque<Removal> removals;
   {
     const std::lock_guard lock(mutex_);
-    all.insert(all.end(), asked_.begin(), asked_.end());
-    asked_.clear();
     if (off_ || stopping_) removals.swap(removals_);
   }
   for (const auto& fetch : all) {

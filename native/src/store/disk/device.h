@@ -43,6 +43,7 @@ struct DeviceOptions {
   uint32_t stall_ms = 500;
   uint32_t number = 0;  // among the devices of the node
   bool allow_uring = true;
+  uint64_t ahead_bytes = 64 << 20;  // that may come up ahead at once
   // Tests put theirs in place.
   std::function<std::unique_ptr<IoQueue>(int fd, std::span<const iovec> buffers)> open_queue;
 };
@@ -53,6 +54,7 @@ struct DeviceStats {
   uint64_t admitted = 0, admitted_bytes = 0, refused = 0, dropped = 0, written_bytes = 0;
   uint64_t removals = 0, reclaimed = 0, kept = 0, recovered = 0;
   uint64_t pinned_bytes = 0;
+  uint64_t prefetched = 0, prefetch_given_up = 0;
   uint64_t io_errors = 0, no_space = 0, stalls = 0;
   uint64_t answering = 0;  // 1: it serves
 };
@@ -67,6 +69,8 @@ inline constexpr std::pair<std::string_view, DeviceCounter> kDeviceCounters[] = 
     {"read_bytes", &DeviceStats::read_bytes},
     {"read_misses", &DeviceStats::read_misses},
     {"corrupt_blocks", &DeviceStats::corrupt},
+    {"prefetched_blocks", &DeviceStats::prefetched},
+    {"prefetch_given_up", &DeviceStats::prefetch_given_up},
     {"admitted_blocks", &DeviceStats::admitted},
     {"admitted_bytes", &DeviceStats::admitted_bytes},
     {"refused_blocks", &DeviceStats::refused},
@@ -104,6 +108,10 @@ class Device {
   // Brings the block up into memory; `done` is called once, from the device's thread, whether it came or
   // not. False: it is not here, or too many are asked for.
   bool fetch(TenantId tenant, const Key& key, Done done);
+  // Brings a block up that will be asked for soon, behind all that is fetched. The bytes that come up now, 0
+  // when it is not here or on its way already. Nothing when it is given up: more than `max_bytes`, fetches
+  // are behind, or much comes up ahead already. It is also given up when it has not begun at `until_ms`.
+  std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms);
   // True when the block was here; `done` when its removal will last.
   bool remove(TenantId tenant, const Key& key, Done done);
   // Until then its segment is not given up without it: it moves on. LIMIT_EXCEEDED: pinned blocks would take
@@ -138,7 +146,11 @@ class Device {
     bool keep = false;
     bool pinned = false;
     bool queued = true;  // not all of its reads have begun
-    bool ended = false;  // for those who wait; reads may still be under way
+    // Brought up ahead: no get has asked for it. Changed by the device's thread, under mutex_.
+    bool ahead = false;
+    bool joined = false;    // a get has asked since; guarded by mutex_
+    uint64_t until_ms = 0;  // ahead: it is given up when it has not begun by then
+    bool ended = false;     // for those who wait; reads may still be under way
     bool begun = false, failed = false, header_sound = false;
     uint32_t crc32c = 0;
     uint64_t next_byte = 0;  // of the file: where the next read begins
@@ -214,6 +226,11 @@ class Device {
   void fail_all();
   // device_read.cpp
   void pump_reads();
+  void pump_reads(std::deque<std::shared_ptr<Fetch>>& from, size_t buffers_left);
+  // device_ahead.cpp
+  void take_asked();
+  void no_longer_ahead(Fetch& fetch);
+  void drop_late_prefetches();
   bool begin(Fetch& fetch);
   void read_ended(Op& op, int64_t result);
   void take_bytes(Fetch& fetch, uint64_t file_offset, std::span<const std::byte> bytes);
@@ -286,7 +303,9 @@ class Device {
   std::unordered_map<uint32_t, std::shared_ptr<Fetch>> fetches_;  // by entry
   std::unordered_map<uint32_t, uint64_t> pins_;                   // by entry: until when
   uint64_t pinned_bytes_ = 0;                                     // of their records
-  std::deque<std::shared_ptr<Fetch>> asked_;
+  std::deque<std::shared_ptr<Fetch>> asked_, asked_ahead_;
+  size_t ahead_count_ = 0;  // of fetches_
+  uint64_t ahead_bytes_ = 0;
   std::deque<Removal> removals_;
   bool stopping_ = false;
 
@@ -294,7 +313,8 @@ class Device {
   std::vector<Segment> segments_;  // reads: under mutex_
   std::deque<uint32_t> free_segments_;
   std::deque<uint32_t> closed_, given_up_;  // oldest first
-  std::deque<std::shared_ptr<Fetch>> wanted_;
+  // ahead_: what was asked for since lies in wanted_ as well.
+  std::deque<std::shared_ptr<Fetch>> wanted_, ahead_;
   std::vector<Op> ops_;
   std::vector<uint32_t> free_ops_;
   std::deque<Chunk> chunks_;  // oldest first; the last one may still be filled

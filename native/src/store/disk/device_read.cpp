@@ -33,15 +33,26 @@ bool Device::begin(Fetch& fetch) {
   return true;
 }
 
-// All reads that have a buffer are under way at once; blocks in the order in which they were asked for.
+// All reads that have a buffer are under way at once; blocks in the order in which they were asked for. What
+// no get has asked for yet comes last, and leaves buffers to what may be asked for meanwhile.
 void Device::pump_reads() {
-  while (!wanted_.empty() && !free_reads_.empty()) {
-    const std::shared_ptr<Fetch> fetch = wanted_.front();
+  pump_reads(wanted_, 0);
+  drop_late_prefetches();
+  if (wanted_.empty()) pump_reads(ahead_, read_memory_.size() / kPieceBytes / 4);
+}
+
+void Device::pump_reads(std::deque<std::shared_ptr<Fetch>>& from, size_t buffers_left) {
+  while (!from.empty() && free_reads_.size() > buffers_left) {
+    const std::shared_ptr<Fetch> fetch = from.front();
+    if (&from == &ahead_ && !fetch->ahead) {
+      from.pop_front();
+      continue;
+    }
     if (!fetch->begun && !begin(*fetch)) fetch->failed = true;
     const uint64_t begin = segment_offset(fetch->at.segment) + record_begin(fetch->at.unit);
     const uint64_t end = round_up(begin + kRecordHeaderBytes + fetch->size, kPageBytes);
     if (fetch->failed || fetch->next_byte >= end) {
-      wanted_.pop_front();
+      from.pop_front();
       fetch->queued = false;
       if (fetch->under_way == 0) finish(fetch);
       continue;
@@ -58,7 +69,7 @@ void Device::pump_reads() {
     ++fetch->under_way;
     ++reads_under_way_;
     if (fetch->next_byte < end) continue;
-    wanted_.pop_front();
+    from.pop_front();
     fetch->queued = false;
   }
 }
@@ -129,7 +140,8 @@ void Device::finish(const std::shared_ptr<Fetch>& fetch) {
   }
   {
     const std::lock_guard lock(stats_mutex_);
-    if (!fetch->keep) {
+    if (fetch->ahead) ++(code == Code::kOk ? count_.prefetched : count_.prefetch_given_up);
+    if (!fetch->keep && (!fetch->ahead || code == Code::kOk)) {
       ++(code == Code::kOk ? count_.reads : count_.read_misses);
       if (code == Code::kOk) count_.read_bytes += fetch->size;
     }
@@ -147,6 +159,7 @@ void Device::report(const std::shared_ptr<Fetch>& fetch) {
   {
     const std::lock_guard lock(mutex_);
     fetch->ended = true;
+    no_longer_ahead(*fetch);
     const uint32_t number = index_.find(fetch->tenant, fetch->key);
     const auto found = number == kNone ? fetches_.end() : fetches_.find(number);
     if (found != fetches_.end() && found->second == fetch) fetches_.erase(found);

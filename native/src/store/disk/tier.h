@@ -32,6 +32,10 @@ class SsdTier {
     Device* device = of(tenant, key);
     return device != nullptr && device->fetch(tenant, key, std::move(done));
   }
+  std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms) {
+    Device* device = of(tenant, key);
+    return device == nullptr ? 0 : device->prefetch(tenant, key, max_bytes, until_ms);
+  }
   bool remove(TenantId tenant, const Key& key, Device::Done done) {
     Device* device = of(tenant, key);
     return device != nullptr && device->remove(tenant, key, std::move(done));

@@ -22,6 +22,7 @@ from mooncache.conductor.core.policy.common import (
     held,
     least,
 )
+from mooncache.conductor.core.policy.fetching import fetch_s
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
     NO_ROW,
@@ -101,8 +102,8 @@ def prefixes_of(request: Request, fleet: Fleet, source: PrefixSource | None, thr
     if source.row != NO_ROW:
         fetches[source.row] = False
     fetch: Ints = np.where(fetches, source.tokens - have, 0)
-    rate = np.minimum(fleet.fetch_tokens_per_s, source.tokens_per_s)
-    ready_s: Floats = np.where(fetches, fleet.fetch_latency_s + fetch / rate, 0.0)
+    fetched_s = fetch_s(fleet, source, fetch.astype(np.float64))
+    ready_s: Floats = np.where(fetches, fleet.fetch_latency_s + fetched_s, 0.0)
     return Prefixes(np.where(fetches, source.tokens, have), fetch, ready_s, source)
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mooncache.conductor.core.policy import pipeline
+from mooncache.conductor.core.policy.fetching import fetch_row_s, fetch_s
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
     NO_ROW,
@@ -84,10 +85,13 @@ def _fastest(request: Request) -> Iterable[PrefixSource]:
     """
     found: dict[int, PrefixSource] = {}
     for source in request.sources:
+        if source.here is not None or source.cold is not None:
+            yield source  # which one is the fastest depends on the row
+            continue
         known = found.get(source.tokens)
         if known is None or source.tokens_per_s > known.tokens_per_s:
             found[source.tokens] = source
-    return found.values()
+    yield from found.values()
 
 
 def _soonest(request: Request) -> Iterable[Awaited]:
@@ -107,12 +111,9 @@ def _take_longer(
     """Take the longer prefix of a source, which can be read in `ready_in_s`, where that is cheaper."""
     summary = fleet.summary
     gain = source.tokens - found.local
-    rate = fleet.fetch_tokens_per_s
-    if source.tokens_per_s < np.inf:
-        rate = np.minimum(rate, source.tokens_per_s)
     # All who gain compute the same rest: one prefix for the whole column.
     compute_s = fleet.prefill_same_s(request.prompt_tokens, source.tokens)
-    total_s = gain / rate
+    total_s = fetch_s(fleet, source, gain)
     total_s += ready_in_s + summary.fetch_latency_s
     np.maximum(fleet.queue_s, total_s, out=total_s)
     total_s += compute_s
@@ -170,7 +171,7 @@ def options(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Pref
     reader = bool(fleet.pool[row]) and int(fleet.group[row]) == request.group
     for source in request.sources:
         if reader and source.tokens > have and source.row != row:
-            ready_s = _transfer_s(fleet, row, source.tokens - have, source.tokens_per_s)
+            ready_s = fetch_row_s(fleet, row, source, source.tokens - have)
             found.append(option(Branch.FETCH, source.tokens, source.tokens - have, source.row, ready_s, None))
     for awaited in request.awaited if rules.waits else ():
         if awaited.tokens <= have:
@@ -178,7 +179,8 @@ def options(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Pref
         if awaited.row == row:
             found.append(option(Branch.WAIT, awaited.tokens, 0, NO_ROW, awaited.ready_in_s, awaited))
         elif reader and awaited.pool:
-            ready_s = awaited.ready_in_s + _transfer_s(fleet, row, awaited.tokens - have, np.inf)
+            coming = PrefixSource(awaited.row, awaited.tokens)
+            ready_s = awaited.ready_in_s + fetch_row_s(fleet, row, coming, awaited.tokens - have)
             found.append(
                 option(Branch.WAIT, awaited.tokens, awaited.tokens - have, awaited.row, ready_s, awaited)
             )
@@ -188,10 +190,6 @@ def options(request: Request, fleet: Fleet, rules: Rules, row: int) -> list[Pref
 def cheapest(found: list[PrefillOption]) -> PrefillOption:
     """The cheapest branch; equal costs prefer the earlier one (local, fetch, wait)."""
     return min(found, key=lambda option: option.score_s)
-
-
-def _transfer_s(fleet: Fleet, row: int, tokens: int, rate: float) -> float:
-    return float(fleet.fetch_latency_s[row] + tokens / min(float(fleet.fetch_tokens_per_s[row]), rate))
 
 
 def together(
@@ -259,7 +257,7 @@ def _pipelined(request: Request, fleet: Fleet, rules: Rules, members: tuple[int,
     prefix = source.tokens if source is not None else have
     fetch = prefix - have
     # Each stage reads only its own layers, so the group's links are used together.
-    ready_s = _transfer_s(fleet, first, fetch, source.tokens_per_s) if source is not None else 0.0
+    ready_s = fetch_row_s(fleet, first, source, fetch) if source is not None else 0.0
     plan = pipeline.best(cost, n, prefix, len(members))
     total_s = max(queue_s, ready_s) + plan.seconds
     rows = np.array(members)

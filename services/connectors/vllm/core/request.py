@@ -124,6 +124,7 @@ def report_of(request: RequestState, block_tokens: int) -> CacheReport:
         held_tokens=min(asked, min(request.unsaved, default=request.next_save) * block_tokens),
         outcome=_outcome(request, asked, hit, block_tokens),
         reason=request.choice.reason,
+        loaded_from=request.choice.loaded_from,
     )
 
 
