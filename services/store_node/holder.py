@@ -33,11 +33,11 @@ _REQUEST_S: Final = 5.0
 _IDLE_S: Final = 60.0
 _TICK_S: Final = 0.5
 _NAME_MAX: Final = 128
-Answer = tuple[dict[str, Any], list[int]]
+HolderAnswer = tuple[dict[str, Any], list[int]]
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not an error of this process
+class RequestRefused(Exception):  # noqa: N818 - an answer, not an error of this process
     """Why a request is not carried out."""
 
 
@@ -75,11 +75,11 @@ class Holder:
         """Whether there is anything to stay for."""
         return bool(self._held)
 
-    def answer(self, request: dict[str, Any], files: list[int], pid: int, now_s: float) -> Answer:
+    def answer(self, request: dict[str, Any], files: list[int], pid: int, now_s: float) -> HolderAnswer:
         """The answer and the descriptors that go with it. What of `files` is kept is taken out of the list.
 
         Raises:
-            Refused: with a sentence for the asker.
+            RequestRefused: with a sentence for the asker.
         """
         operation = request.get("op")
         if operation == "list":
@@ -89,7 +89,7 @@ class Holder:
             return {}, []
         name = request.get("node")
         if not isinstance(name, str) or not 0 < len(name) <= _NAME_MAX:
-            raise Refused("node: a name of 1 to 128 characters")
+            raise RequestRefused("node: a name of 1 to 128 characters")
         if operation == "take":
             return self._take(name, pid)
         if operation == "keep":
@@ -98,7 +98,7 @@ class Holder:
             held = self._of(name, pid)
             held.drop_files()
             return {}, []
-        raise Refused("op: take, keep, drop, list or end")
+        raise RequestRefused("op: take, keep, drop, list or end")
 
     def tick(self, now_s: float) -> None:
         """Notice processes that have ended, and drop what has been waiting too long."""
@@ -110,34 +110,43 @@ class Holder:
                 held.drop_files()
                 del self._held[name]
 
+    def close(self) -> None:
+        """Let go of everything."""
+        for held in self._held.values():
+            held.drop_files()
+            held.forget_process()
+        self._held.clear()
+
     def _of(self, name: str, pid: int) -> _Held:
         """The node's files, now lent to the asker."""
         held = self._held.get(name)
         if held is None:
             if len(self._held) >= _NODES_MAX:
-                raise Refused(f"the files of {_NODES_MAX} nodes are held already")
+                raise RequestRefused(f"the files of {_NODES_MAX} nodes are held already")
             held = self._held[name] = _Held()
         if held.process >= 0 and held.pid != pid:
             if not _has_ended(held.process):
-                raise Refused(f"process {held.pid} has the memory of {name}")
+                raise RequestRefused(f"process {held.pid} has the memory of {name}")
             held.forget_process()
         if held.process < 0:
             try:
                 held.process, held.pid = os.pidfd_open(pid), pid
             except OSError as error:
-                raise Refused(f"process {pid} cannot be watched from here: {error.strerror}") from None
+                raise RequestRefused(f"process {pid} cannot be watched from here: {error.strerror}") from None
         return held
 
-    def _take(self, name: str, pid: int) -> Answer:
+    def _take(self, name: str, pid: int) -> HolderAnswer:
         held = self._of(name, pid)
         return {"files": len(held.files)}, list(held.files)
 
-    def _keep(self, name: str, request: dict[str, Any], files: list[int], pid: int, now_s: float) -> Answer:
+    def _keep(
+        self, name: str, request: dict[str, Any], files: list[int], pid: int, now_s: float
+    ) -> HolderAnswer:
         hold_s = request.get("hold_s")
         if not isinstance(hold_s, int | float) or not 0 < hold_s <= HOLD_S_MAX:
-            raise Refused(f"hold_s: seconds, at most {HOLD_S_MAX:.0f}")
+            raise RequestRefused(f"hold_s: seconds, at most {HOLD_S_MAX:.0f}")
         if not files or len(files) != request.get("files"):
-            raise Refused("files: as many as there are descriptors")
+            raise RequestRefused("files: as many as there are descriptors")
         for file in files:
             _check_file(file)
         held = self._of(name, pid)
@@ -160,17 +169,17 @@ def _has_ended(process: int) -> bool:
 
 
 def _check_file(file: int) -> None:
-    """Raises Refused unless it is a memory file of this user that cannot be shrunk under those who map it."""
+    """Raises RequestRefused unless it is a memory file of this user that cannot be shrunk under those who map it."""
     facts = os.fstat(file)
     try:
         seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     except OSError:
         seals = 0
     if facts.st_uid != os.geteuid() or facts.st_nlink != 0 or seals & _SEALS != _SEALS:
-        raise Refused("files: only sealed memory files of this user are held")
+        raise RequestRefused("files: only sealed memory files of this user are held")
 
 
-class _Server:
+class _HolderServer:
     """The socket around a Holder."""
 
     def __init__(self, listener: socket.socket, holder: Holder, *, stays: bool) -> None:
@@ -214,10 +223,10 @@ class _Server:
         try:
             data, files, flags, _ = socket.recv_fds(peer, MESSAGE_BYTES_MAX, FILES_MAX)
             if data:
-                request = _parsed(data, flags)
+                request = parsed(data, flags)
                 answer, lent = self._holder.answer(request, files, _peer(peer)[0], time.monotonic())
                 send(peer, {"ok": True, **answer}, lent)
-        except Refused as why:
+        except RequestRefused as why:
             with contextlib.suppress(OSError):
                 send(peer, {"ok": False, "why": str(why)}, [])
         except OSError:
@@ -233,15 +242,16 @@ class _Server:
         peer.close()
 
 
-def _parsed(data: bytes, flags: int) -> dict[str, Any]:
+def parsed(data: bytes, flags: int) -> dict[str, Any]:
+    """The request in a message. Raises RequestRefused when there is none."""
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raise Refused(f"a request has at most {MESSAGE_BYTES_MAX} bytes and {FILES_MAX} files")
+        raise RequestRefused(f"a request has at most {MESSAGE_BYTES_MAX} bytes and {FILES_MAX} files")
     try:
         request = json.loads(data)
     except (ValueError, RecursionError):
-        raise Refused("a request is a JSON object") from None
+        raise RequestRefused("a request is a JSON object") from None
     if not isinstance(request, dict):
-        raise Refused("a request is a JSON object")
+        raise RequestRefused("a request is a JSON object")
     return request
 
 
@@ -305,7 +315,8 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     with listener:
-        _Server(listener, holder, stays=not detached).run()
+        _HolderServer(listener, holder, stays=not detached).run()
+        holder.close()
         with contextlib.suppress(OSError):
             path.unlink()
     return 0

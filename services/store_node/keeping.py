@@ -37,7 +37,7 @@ class HolderError(Exception):
     """The holder's own words, or why it cannot be reached."""
 
 
-class Keeping:
+class HeldMemory:
     """The memory of one node at its holder."""
 
     def __init__(self, path: Path, node_id: str, hold_s: float) -> None:
@@ -162,7 +162,7 @@ def close_all(files: list[int]) -> None:
         os.close(file)
 
 
-def leave_with_holder(server: StoreServer, keeping: Keeping) -> None:
+def leave_with_holder(server: StoreServer, keeping: HeldMemory) -> None:
     """Say what became of the former process' memory, and leave this one's with the holder at once: memory that was
     not adopted is given back before the new one is filled."""
     kept = server.kept()
@@ -183,7 +183,7 @@ def leave_with_holder(server: StoreServer, keeping: Keeping) -> None:
         log.warning(Event.NODE_MEMORY_NOT_KEPT, reason=str(why))
 
 
-def keeping_of(config: Config, node_id: str) -> Keeping | None:
+def keeping_of(config: Config, node_id: str) -> HeldMemory | None:
     """Where a node of this configuration keeps its memory; None when it does not.
 
     Raises:
@@ -206,7 +206,7 @@ def keeping_of(config: Config, node_id: str) -> Keeping | None:
         raise ConfigInvalid(
             f"The holder's path is longer than {_UNIX_PATH_MAX} bytes: {path}. Set store_node.holder_path."
         )
-    return Keeping(path, node_id, node.hold_s)
+    return HeldMemory(path, node_id, node.hold_s)
 
 
 def holder_path(config: Config) -> Path:

@@ -41,7 +41,7 @@ from mooncache.store_node.background import (
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
-from mooncache.store_node.keeping import Keeping, close_all, keeping_of, leave_with_holder
+from mooncache.store_node.keeping import HeldMemory, close_all, keeping_of, leave_with_holder
 from mooncache.store_node.metrics import NodeCollector
 from mooncache.store_node.ops import (
     copy_blocks,
@@ -105,7 +105,7 @@ class StoreNodeService(Service):
         self._server: StoreServer | None = None
         self._state: StoreNodeState | None = None
         self._credentials: grpc.ChannelCredentials | None = None
-        self._keeping: Keeping | None = None
+        self._keeping: HeldMemory | None = None
 
     @property
     def state(self) -> StoreNodeState:

@@ -154,9 +154,9 @@ class SlowCore:
         self._slow(limit_s)
         return bytes(1)
 
-    def match(self, keys: bytes, limit_s: float, *_: Any) -> tuple[int, bytes, int]:
+    def match(self, keys: bytes, limit_s: float, *_: Any) -> tuple[int, bytes, int, list[Any], list[int]]:
         self._slow(limit_s)
-        return 0, bytes(1), 0
+        return 0, bytes(1), 0, [[]], [0]
 
     def stat(self, keys: bytes, limit_s: float, cancel: Any) -> list[None]:
         self._slow(limit_s)

@@ -57,6 +57,7 @@ METHODS = {
     "pin",
     "pin_many",
     "ping",
+    "prefetch",
     "put",
     "put_iov",
     "put_many",

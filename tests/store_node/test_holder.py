@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -12,19 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mooncache.errors import ConfigInvalid
 from mooncache.store_node import keeping as keeping_module
-from mooncache.store_node.holder import Holder, Refused, listen
-from mooncache.store_node.keeping import HolderError, Keeping, ask, close_all, end_holder
+from mooncache.store_node.holder import Holder, RequestRefused, listen, parsed
+from mooncache.store_node.keeping import HeldMemory, HolderError, ask, close_all, end_holder
 from tests.conditions import wait_until
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NODE = """
 import fcntl, os, sys, time
 from pathlib import Path
-from mooncache.store_node.keeping import Keeping
-keeping = Keeping(Path(sys.argv[1]), "one", 600.0)
+from mooncache.store_node.keeping import HeldMemory
+keeping = HeldMemory(Path(sys.argv[1]), "one", 600.0)
 held = keeping.take()
 if not held:
     for content in (b"alpha", b"gamma"):
@@ -76,18 +79,18 @@ def test_files_go_to_the_next_process_and_to_one_at_a_time(
     first = NodeProcess(path)
     assert first.said == "made"
     with pytest.raises(ConfigInvalid, match=f"process {first.pid} has the memory of one"):
-        Keeping(path, "one", 600.0).take()
+        HeldMemory(path, "one", 600.0).take()
     first.kill()
     second = NodeProcess(path)
     assert second.said == "['alpha', 'gamma']"
     second.kill()
-    taken = Keeping(path, "one", 600.0).take()
+    taken = HeldMemory(path, "one", 600.0).take()
     assert [os.pread(file, 5, 0) for file in taken] == [b"alpha", b"gamma"]
     close_all(taken)
 
 
 def test_without_its_holder_a_node_starts_another_and_leaves_its_files_there(path: Path) -> None:
-    keeping = Keeping(path, "one", 600.0)
+    keeping = HeldMemory(path, "one", 600.0)
     assert keeping.take() == []
     file = memory_file(b"alpha")
     keeping.keep([file])
@@ -100,7 +103,7 @@ def test_without_its_holder_a_node_starts_another_and_leaves_its_files_there(pat
 
 
 def test_only_sealed_memory_files_are_held(path: Path, tmp_path: Path) -> None:
-    keeping = Keeping(path, "one", 600.0)
+    keeping = HeldMemory(path, "one", 600.0)
     keeping.start_holder()
     plain = os.open(tmp_path / "plain", os.O_RDWR | os.O_CREAT, 0o600)
     for file in (plain, memory_file(b"alpha", 0)):
@@ -129,7 +132,7 @@ def test_only_sealed_memory_files_are_held(path: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bytes_that_are_no_request_harm_nobody(path: Path, request_bytes: bytes) -> None:
-    keeping = Keeping(path, "one", 600.0)
+    keeping = HeldMemory(path, "one", 600.0)
     keeping.start_holder()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.settimeout(10)
@@ -140,8 +143,38 @@ def test_bytes_that_are_no_request_harm_nobody(path: Path, request_bytes: bytes)
     assert ask(path, {"op": "list"})[0]["ok"]
 
 
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=200),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+_FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "op": st.sampled_from(["take", "keep", "drop", "list"]) | _JSON,
+        "node": st.just("one") | _JSON,
+        "files": st.integers(-1, 300) | _JSON,
+        "hold_s": st.floats() | _JSON,
+    },
+)
+
+
+@given(st.binary(max_size=200) | (_FIELDS | _JSON).map(lambda value: json.dumps(value).encode()))
+def test_drawn_requests_are_answered_or_refused(data: bytes) -> None:
+    holder = Holder()
+    try:
+        answer, lent = holder.answer(parsed(data, 0), [], os.getpid(), 0.0)
+    except RequestRefused:
+        pass
+    else:
+        assert lent == [], "it was given none"
+        json.dumps(answer)
+    finally:
+        holder.close()
+
+
 def test_the_socket_is_the_users_alone_and_one_holder_has_it(path: Path) -> None:
-    keeping = Keeping(path, "one", 600.0)
+    keeping = HeldMemory(path, "one", 600.0)
     keeping.start_holder()
     assert path.stat().st_mode & 0o077 == 0
     assert listen(path) is None
@@ -154,7 +187,7 @@ def test_a_holder_that_is_stopped_costs_a_bounded_time(path: Path, monkeypatch: 
         deaf.bind(str(path))
         deaf.listen(1)
         with pytest.raises(ConfigInvalid, match="No process holds memory"):
-            Keeping(path, "one", 600.0).take()
+            HeldMemory(path, "one", 600.0).take()
 
 
 def test_what_no_process_has_is_dropped_in_time() -> None:
@@ -165,7 +198,7 @@ def test_what_no_process_has_is_dropped_in_time() -> None:
         request = {"op": "keep", "node": "one", "files": 1, "hold_s": 60}
         holder.answer(request, [file], process.pid, 100.0)
         holder.tick(1000.0)
-        with pytest.raises(Refused, match=f"process {process.pid} has the memory"):
+        with pytest.raises(RequestRefused, match=f"process {process.pid} has the memory"):
             holder.answer({"op": "take", "node": "one"}, [], os.getpid(), 1000.0)
     finally:
         process.send_signal(signal.SIGKILL)

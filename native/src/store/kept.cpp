@@ -202,6 +202,7 @@ void Store::Core::adopt_entry(const Candidate& candidate) {
   entry.crc = found.record.crc;
   entry.committed_ms = found.record.committed_ms;
   const bool in_chain = advisor && advisor->stored(hash, 0);
+  unlimited.stored(hash);
   entry.queue =
       store::queue_on_commit(rules, static_cast<Queue>(candidate.queue) == Queue::kProtected, in_chain);
   shard.index.insert(hash, index,

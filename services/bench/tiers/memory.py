@@ -138,7 +138,7 @@ def _beside(
             reference=median(alone),
         ),
         bar_row(
-            "4 KiB get from memory, p99, beside a process that reads the disk as fast as it can",
+            "4 KiB get from memory, p99, beside a process that reads from the disk",
             median(beside),
             "us",
             against=against,

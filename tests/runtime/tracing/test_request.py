@@ -53,6 +53,7 @@ def cluster(
             ("OMP_NUM_THREADS", "1"),
             (variable, module_collector.endpoint),
             ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),
+            ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "16"),  # so that decode loads what prefill computed
         ),
     )
     made = EmbeddedCluster(settings)

@@ -20,7 +20,7 @@ class AlignedMemory {
   std::byte* data() const { return data_.get(); }
   size_t size() const { return size_; }
   // Never freed: a device may still write there.
-  void abandon() { (void)data_.release(); }
+  void abandon();
 
  private:
   struct Free {

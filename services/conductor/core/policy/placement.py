@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooncache.conductor.core.policy.common import most
+from mooncache.conductor.core.policy.common import QUIET, most
 from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
@@ -91,10 +91,11 @@ def _waits(
     return _waiting_s(request, fleet, at_s, over, share), share
 
 
+@QUIET
 def _waiting_s(
     request: Request, fleet: Fleet, at_s: float, over: list[tuple[Floats, Need, Even]], share: Floats | float
 ) -> Floats:
-    """The wait for a place; over: the excess over each limit. Policies are `QUIET`, a limit may be 0."""
+    """The wait for a place; over: the excess over each limit, which may be 0."""
     # What stayed so far was in emptier batches, and long answers have not ended yet.
     full_step_s = fleet.tbt_s(fleet.sequences * share, fleet.kv_tokens * share)
     stay_s = np.maximum(fleet.stay_s, request.output_tokens * full_step_s)
