@@ -44,6 +44,13 @@ void request(Bytes bytes) {
       bytes, [](Bytes in) { return T::decode(in); }, [](Writer& out, const T& value) { value.encode(out); });
 }
 
+template <bool kHeartbeats>
+void wait_request(Bytes bytes) {
+  round_trip(
+      bytes, [](Bytes in) { return wire::WaitRequest::decode(in, kHeartbeats); },
+      [](Writer& out, const wire::WaitRequest& value) { value.encode(out); });
+}
+
 template <typename T>
 void response(Bytes bytes) {
   round_trip(
@@ -180,11 +187,12 @@ constexpr Target kTargets[] = {
     items<wire::SegmentInfo>,
     items<wire::RdmaAddress>,
     items<wire::Exposure>,
-    request<wire::WaitRequest>,
+    wait_request<false>,
     wait_news,
     items<wire::ReservedRange>,
     request<wire::PrefetchRequest>,
     response<wire::PrefetchResponse>,
+    wait_request<true>,
 };
 
 }  // namespace
