@@ -94,11 +94,7 @@ class Holder:
             return self._take(name, pid)
         if operation == "keep":
             return self._keep(name, request, files, pid, now_s)
-        if operation == "drop":
-            held = self._of(name, pid)
-            held.drop_files()
-            return {}, []
-        raise RequestRefused("op: take, keep, drop, list or end")
+        raise RequestRefused("op: take, keep, list or end")
 
     def tick(self, now_s: float) -> None:
         """Notice processes that have ended, and drop what has been waiting too long."""

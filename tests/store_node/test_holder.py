@@ -151,7 +151,7 @@ _JSON = st.recursive(
 _FIELDS = st.fixed_dictionaries(
     {},
     optional={
-        "op": st.sampled_from(["take", "keep", "drop", "list"]) | _JSON,
+        "op": st.sampled_from(["take", "keep", "list"]) | _JSON,
         "node": st.just("one") | _JSON,
         "files": st.integers(-1, 300) | _JSON,
         "hold_s": st.floats() | _JSON,
