@@ -92,7 +92,11 @@ def test_blocks_come_back_from_the_disk_and_after_kill_9(tmp_path: Path) -> None
                     wait_until(partial(follows, cluster, number - 60), "the disk follows", every_s=0.01)
             here = [key for key in values if client.exists(key)]
             assert len(here) > 100, "more than fits into memory"
-            assert {key: bytes(client.get(key)) for key in here} == {key: values[key] for key in here}
+            on_disk = {key for key in here if tier_of(client, key) == "ssd"}
+            found = {key: client.get(key) for key in here}
+            # What comes up takes the room of what is coldest. That is dropped if the disk has no copy of it yet.
+            assert on_disk <= {key for key, value in found.items() if value is not None}
+            assert all(bytes(value) == values[key] for key, value in found.items() if value is not None)
             assert ssd(cluster, "reads") > 30
             below = [key for key in here if tier_of(client, key) == "ssd"]
             assert len(below) > 30
