@@ -17,7 +17,7 @@ from mooncache.errors import InvalidArgument, MooncacheError
 from mooncache.reporting.rows import Report, Row, describe_machine, describe_versions
 
 RunCase = Callable[[bool, Callable[[str], None]], list[Row]]
-_EXIT_FAILED = 1
+EXIT_FAILED = 1
 _EXIT_WRONG_ARGUMENTS = 2
 
 
@@ -63,7 +63,7 @@ def run_cases(
                 failed = True
                 report.notes.append(f"{name} could not be measured: {error}")
     report.deliver(console, json, markdown)
-    return _EXIT_FAILED if failed else 0
+    return EXIT_FAILED if failed else 0
 
 
 def _tell(status: Status, name: str, text: str) -> None:

@@ -59,6 +59,14 @@ SpecPath = Annotated[
 Profile = Annotated[
     str | None, Parameter(group=HARDWARE, help="Model profile: a built-in name or a TOML file.")
 ]
+Disk = Annotated[
+    Path | None,
+    Parameter(
+        group=HARDWARE,
+        help="Measured rates of a machine's disks: a file of `mooncache bench tiers --calibrate`. Counts for "
+        "every [[ssd]] of the spec.",
+    ),
+]
 Budget = Annotated[float | None, Parameter(group=HARDWARE, help="Highest cost per hour.")]
 Finalists = Annotated[
     int,
@@ -95,6 +103,7 @@ def plan(
     attainment: Share = None,
     spec: SpecPath = None,
     profile: Profile = None,
+    disk: Disk = None,
     budget: Budget = None,
     finalists: Finalists = 3,
     seeds: Seeds = 3,
@@ -135,7 +144,7 @@ def plan(
     }
     try:
         effort = (finalists, seeds, simulate_requests)
-        return _plan((trace, form), spec, overrides, effort, (html, out), as_json=json)
+        return _plan((trace, form), (spec, disk), overrides, effort, (html, out), as_json=json)
     except (PlanInvalid, ProfileInvalid, TraceInvalid) as error:
         report_error(error, as_json=json)
         return EXIT_USAGE
@@ -143,7 +152,7 @@ def plan(
 
 def _plan(
     source: tuple[Path | None, TraceFormat],
-    spec_path: Path | None,
+    hardware: tuple[Path | None, Path | None],
     overrides: dict[str, Any],
     effort: tuple[int, int, int],
     results: tuple[Path | None, Path | None],
@@ -156,7 +165,7 @@ def _plan(
 
     check_writable(results[0], "--html")
     _check_folder(results[1])
-    question = loading.read(spec_path, overrides)
+    question = loading.read(hardware[0], overrides, disk=hardware[1])
     finalists, seeds, requests = effort
     if finalists < 0 or seeds < 1 or requests < 100:
         raise InvalidArgument(

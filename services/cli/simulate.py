@@ -54,6 +54,14 @@ Memory = Annotated[
     int | None,
     Parameter(group=CLUSTER, help="KV tokens that fit the memory of a prefill node; default 3000000."),
 ]
+Disk = Annotated[
+    Path | None,
+    Parameter(
+        group=CLUSTER,
+        help="Measured rates of a node's disks: a file of `mooncache bench tiers --calibrate`. "
+        "The cluster's file says how many blocks they hold.",
+    ),
+]
 Roles = Annotated[
     bool,
     Parameter(
@@ -111,6 +119,7 @@ def simulate(
     prefill: Prefill = None,
     decode: Decode = None,
     memory_tokens: Memory = None,
+    disk: Disk = None,
     roles: Roles = False,
     ttft: Ttft = None,
     tbt: Tbt = None,
@@ -147,7 +156,7 @@ def simulate(
         block_tokens = requests.block_tokens
         counts = {"prefill": prefill, "decode": decode}
         spec = _cluster(cluster, counts, memory_tokens, roles=roles, block_tokens=block_tokens)
-        spec = _promised(spec, ttft, tbt)
+        spec = _with_disk(_promised(spec, ttft, tbt), disk)
         names = _policies(policy)
         options = _Options(seed, admission, speed, decisions)
         results = _run(requests, spec, names, options, quiet=json == "-")
@@ -252,6 +261,12 @@ def _promised(spec: ClusterSpec, ttft: str | None, tbt: str | None) -> ClusterSp
     if tbt is not None:
         slo = replace(slo, tbt_s=seconds_of(tbt, "--tbt", above_0=True))
     return replace(spec, slo=slo).check()
+
+
+def _with_disk(spec: ClusterSpec, path: Path | None) -> ClusterSpec:
+    from mooncache.simulate import disk_profile
+
+    return spec if path is None else disk_profile.with_disks(spec, disk_profile.read(path))
 
 
 def _policies(names: list[str] | None) -> list[str]:

@@ -30,6 +30,7 @@ from mooncache.plan.core.spec import (
     Workload,
     implausible,
 )
+from mooncache.simulate import disk_profile
 from mooncache.simulate import profile as profiles
 
 _TABLES: Final[dict[str, type[BaseModel]]] = {
@@ -49,10 +50,13 @@ class Question:
     from_example: tuple[str, ...]
 
 
-def read(path: Path | str | None, overrides: Mapping[str, Any] | None = None) -> Question:
+def read(
+    path: Path | str | None, overrides: Mapping[str, Any] | None = None, disk: Path | None = None
+) -> Question:
     """The question of a file (None: the example), with single values ("slo.ttft_s") from the command line.
 
-    Raises PlanInvalid: every wrong value with its place, its unit and what was probably meant.
+    `disk` is the profile of every disk that is bought. Raises PlanInvalid: every wrong value with its place, its unit
+    and what was probably meant. Raises ProfileInvalid for a disk's profile.
     """
     where = str(path) if path is not None else "the example"
     tables: dict[str, Any] = {}
@@ -80,6 +84,7 @@ def read(path: Path | str | None, overrides: Mapping[str, Any] | None = None) ->
     if path is not None and "ssd" in filled:  # a file that lists no disks wants none
         filled.remove("ssd")
         del tables["ssd"]
+    tables.update({"ssd": _measured_disks(tables["ssd"], disk, where)} if "ssd" in tables else {})
     problems = [f"{place}: {text}." for place, text in _implausible(tables)]
     if problems:
         raise PlanInvalid(f"{where}: " + " ".join(problems))
@@ -87,6 +92,33 @@ def read(path: Path | str | None, overrides: Mapping[str, Any] | None = None) ->
         return Question(Spec.model_validate(tables), tuple(filled))
     except ValidationError as error:
         raise PlanInvalid(f"{where}: " + " ".join(_sentences(error))) from None
+
+
+def _measured_disks(rows: list[dict[str, Any]], disk: Path | None, where: str) -> list[dict[str, Any]]:
+    """The options with the rates of their profiles."""
+    measured = []
+    for number, row in enumerate(rows, start=1):
+        own = row.get("profile", "")
+        if own and not isinstance(own, str):
+            raise PlanInvalid(f"{where}: ssd[{number}].profile: {own!r:.80} is not the name of a file.")
+        profile = disk if disk is not None and row.get("gb") else Path(own) if own else None
+        if profile is None:
+            measured.append(row)
+            continue
+        rates = disk_profile.read(profile)
+        if disk is None and "read_gb_per_s" in row:
+            raise PlanInvalid(
+                f"{where}: ssd[{number}]: profile and read_gb_per_s contradict each other: give one."
+            )
+        measured.append(
+            {
+                **row,
+                "profile": str(profile),
+                "read_gb_per_s": rates.machine_read_gb_per_s(disk_profile.LARGE_BYTES),
+                "write_gb_per_s": rates.machine_write_gb_per_s,
+            }
+        )
+    return measured
 
 
 def _check_names(tables: dict[str, Any], where: str) -> None:

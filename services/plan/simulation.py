@@ -98,7 +98,13 @@ def _group(
         pipeline_size=layout.stages if role is InstanceRole.PREFILL else 1,
         profile=None if profile == base else profile,
     )
-    return replace(group, ssd_read_gbytes_per_s=layout.ssd.read_gb_per_s * share) if layout.ssd.gb else group
+    if not layout.ssd.gb:
+        return group
+    return replace(
+        group,
+        ssd_read_gbytes_per_s=layout.ssd.read_gb_per_s * share,
+        ssd_write_gbytes_per_s=layout.ssd.write_gb_per_s * share,
+    )
 
 
 def run(

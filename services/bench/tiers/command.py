@@ -8,8 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from mooncache.bench import cases
+from mooncache.bench import cases, disk_calibration
 from mooncache.bench import tiers as folder_of_cases
+from mooncache.errors import InvalidArgument
 from mooncache.reporting.rows import JsonRows, MarkdownRows
 
 
@@ -21,6 +22,10 @@ def tiers(
     ] = None,
     json: JsonRows = None,
     markdown: MarkdownRows = None,
+    calibrate: Annotated[
+        Path | None,
+        Parameter(help="Measure the disk alone and write its rates to this file, for `simulate` and `plan`."),
+    ] = None,
     quick: Annotated[bool, Parameter(negative=(), help="Fewer rounds: seconds for each case.")] = False,
 ) -> int:
     """Measure the SSD tier: bytes against fio on the same disk, memory beside a busy and a stalled disk, writes, a
@@ -34,10 +39,16 @@ def tiers(
         mooncache bench tiers --folder /mnt/nvme0 --json tiers.json
 
         mooncache bench tiers raw_io --quick
+
+        mooncache bench tiers --folder /mnt/nvme0 --calibrate disk.toml && mooncache plan --disk disk.toml
     """
+    if calibrate is not None and (names or case):
+        raise InvalidArgument("--calibrate measures the disk alone: leave out the names of cases.")
     before = tempfile.tempdir
     tempfile.tempdir = str(folder.expanduser()) if folder is not None else None
     try:
+        if calibrate is not None:
+            return disk_calibration.run(calibrate, quick=quick, json=json, markdown=markdown)
         return cases.run_cases(
             folder_of_cases,
             (*names, *case),

@@ -118,6 +118,10 @@ class Ssd(Priced):
     """GB for blocks; 0 means no disk."""
     read_gb_per_s: Number = Field(default=0.0, ge=0)
     """Read bandwidth of one machine, GB/s."""
+    write_gb_per_s: Number = Field(default=0.0, ge=0)
+    """Write bandwidth of one machine, GB/s; 0: no limit."""
+    profile: str = ""
+    """File with measured rates (`mooncache bench tiers --calibrate`), instead of the two above."""
 
     @property
     def is_none(self) -> bool:
@@ -270,6 +274,7 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "dram.price_per_hour": _PRICE,
     "ssd.gb": Plausible(64, 2_000_000, "GB", "TB? write {thousandfold:g}", "MB or bytes?"),
     "ssd.read_gb_per_s": Plausible(0.1, 1_000, "GB/s", "TB/s?", "MB/s? write {thousandth:g}"),
+    "ssd.write_gb_per_s": Plausible(0.05, 1_000, "GB/s", "TB/s?", "MB/s? write {thousandth:g}"),
     "ssd.price_per_hour": _PRICE,
     "nic.gbps": Plausible(1, 12_800, "Gbit/s", "Tbit/s or GB/s?", "Mbit/s? write {thousandth:g}"),
     "nic.price_per_hour": _PRICE,
