@@ -10,13 +10,15 @@ import pytest
 
 from mooncache.bench import cases, fio
 from mooncache.bench import tiers as folder
-from mooncache.bench.tiers import raw_io, start, writes
+from mooncache.bench.tiers import kept, raw_io, start, writes
 from mooncache.bench.tiers.command import tiers
 from mooncache.reporting.rows import Row
 
 
 def test_every_case_can_be_loaded_and_says_what_it_is() -> None:
-    assert {"raw_io", "memory", "stall", "writes", "start", "working_set"} == set(cases.case_names(folder))
+    assert {"raw_io", "memory", "stall", "writes", "start", "working_set", "kept"} == set(
+        cases.case_names(folder)
+    )
     for name in cases.case_names(folder):
         assert callable(cases.load_case(folder, name))
         assert (importlib.import_module(f"{folder.__name__}.{name}").__doc__ or "").strip()
@@ -74,3 +76,10 @@ def test_writes_count_bytes_of_the_disk_and_of_blocks() -> None:
     assert written.ratio >= 1.0
     assert written.met, "bytes, not times: the same on every machine"
     assert next(row for name, row in rows.items() if "moved to a newer segment" in name).value > 0
+
+
+def test_memory_of_a_killed_node_is_taken_over() -> None:
+    rows = {row.name: row for row in kept.taken_over(500, lambda _: None)}
+    there = next(row for name, row in rows.items() if "there after its start" in name)
+    assert (there.value, there.met) == (500.0, True)
+    assert all(row.value > 0 for row in rows.values())

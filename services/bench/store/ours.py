@@ -73,7 +73,7 @@ class OurClient:
 
 @contextmanager
 def start_cluster(
-    nodes: int, capacity_bytes: int, env: Mapping[str, str] | None = None
+    nodes: int, capacity_bytes: int, env: Mapping[str, str] | None = None, *, keep_memory: bool = False
 ) -> Iterator[EmbeddedCluster]:
     """What `mooncache up` starts, in a temporary state folder: a master and store nodes as real processes."""
     with tempfile.TemporaryDirectory(prefix="mooncache-bench-") as folder:
@@ -81,6 +81,7 @@ def start_cluster(
             state_dir=Path(folder),
             nodes=nodes,
             capacity_bytes=capacity_bytes,
+            keep_memory=keep_memory,
             port=0,
             log_level="warning",
             extra_env=tuple((env or {}).items()),

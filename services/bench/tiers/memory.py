@@ -17,19 +17,18 @@ from statistics import median, quantiles
 from typing import Any, Final
 
 import mooncache
+from mooncache.bench.on_over_off import on_over_off
 from mooncache.bench.ssd_pool import disk_counters, put_at_the_disks_pace, settle, ssd_pool
 from mooncache.bench.store.ours import OurClient
 from mooncache.errors import NodeUnavailable
 from mooncache.reporting.rows import Row, bar_row
 
-_OVER_OFF: Final = 0.97
 _BESIDE: Final = 1.2
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _BATCH: Final = 16
 _START_S: Final = 60.0
 _CALLS_MIN: Final = 100
 _AFTER_MISSES_S: Final = 0.01
-_KINDS: Final = ("get of 4 KiB", "put of 4 KiB", "get of 16 x 1 MiB", "put of 16 x 1 MiB")
 
 
 def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
@@ -45,8 +44,8 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
             on: stack.enter_context(mooncache.connect(**pool.client_settings(), timeout_s=60.0))
             for on, pool in pools.items()
         }
-        rows = _on_over_off(
-            {on: OurClient(client) for on, client in clients.items()}, rounds, calls, progress
+        rows = on_over_off(
+            {on: OurClient(client) for on, client in clients.items()}, "tier", rounds, calls, progress
         )
         progress("filling the disk")
         cold = put_at_the_disks_pace(pools[True], clients[True], 3 * (memory_bytes >> 20), _LARGE)
@@ -54,54 +53,6 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         return rows + _beside(
             pools[True], clients[True], cold, 1 if quick else 7, 0.2 if quick else 1.5, progress
         )
-
-
-def _on_over_off(
-    clients: dict[bool, OurClient], rounds: int, calls: int, progress: Callable[[str], None]
-) -> list[Row]:
-    """Rows for each kind of call; the pools have turns within each round."""
-    found: dict[str, dict[bool, list[float]]] = {kind: {False: [], True: []} for kind in _KINDS}
-    for number in range(rounds):
-        progress(f"on and off, round {number + 1} of {rounds}")
-        for on in (bool(number % 2), not number % 2):
-            for kind, calls_per_s in _round(clients[on], calls).items():
-                found[kind][on].append(calls_per_s)
-    rows: list[Row] = []
-    for kind, rates in found.items():
-        off = median(rates[False])
-        rows.append(Row(f"{kind}, tier off", off, "1/s"))
-        rows.append(
-            bar_row(
-                f"{kind}, tier on",
-                median(rates[True]),
-                "1/s",
-                against="tier off",
-                reference=off,
-                at_least=_OVER_OFF,
-            )
-        )
-    return rows
-
-
-def _round(client: OurClient, calls: int) -> dict[str, float]:
-    """Calls a second of each kind, one after the other, on blocks that are gone afterwards."""
-    small = [os.urandom(32) for _ in range(calls)]
-    large = [os.urandom(32) for _ in range(_BATCH)]
-    body = memoryview(bytearray(os.urandom(_LARGE)))
-    bodies = [body] * _BATCH
-    target = memoryview(bytearray(_SMALL))
-    targets = [memoryview(bytearray(_LARGE)) for _ in large]
-    large_calls = max(2, calls // 50)
-    put_s = sum(client.put_s(key, body[:_SMALL]) for key in small)
-    get_s = sum(client.get_s(key, target) for key in small)
-    client.remove(small)
-    large_put_s, large_get_s = 0.0, 0.0
-    for _ in range(large_calls):
-        large_put_s += client.put_batch_s(large, bodies)
-        large_get_s += client.get_batch_s(large, targets)
-        client.remove(large)
-    rates = (calls / get_s, calls / put_s, large_calls / large_get_s, large_calls / large_put_s)
-    return dict(zip(_KINDS, rates, strict=True))
 
 
 def _beside(
