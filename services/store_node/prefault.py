@@ -31,8 +31,9 @@ class Arena(Protocol):
     def populate(self, offset: int, length: int, threads: int, /) -> None: ...
 
 
-async def prefault(core: Arena, clock: Clock) -> None:
-    """Put memory behind an arena in host memory, with progress in the log; other kinds have theirs from the start.
+async def prefault(core: Arena, clock: Clock, *, is_adopted: bool = False) -> None:
+    """Put memory behind an arena in host memory, with progress in the log; other kinds have theirs from the start, and
+    so has memory that was adopted whole: clients wait for that start.
 
     Raises:
         ConfigInvalid: the host, or the process' memory cgroup, has less than the arena needs.
@@ -41,6 +42,8 @@ async def prefault(core: Arena, clock: Clock) -> None:
     if arena["kind"] != ArenaKind.MEMORY:
         return
     size_bytes = arena["size_bytes"]
+    if is_adopted and arena["resident_bytes"] >= size_bytes:
+        return
     if arena["page_bytes"] == os.sysconf("SC_PAGE_SIZE"):  # huge pages were taken from their pool already
         check_memory(size_bytes - arena["resident_bytes"], memory_left_bytes())
     started_s = logged_s = clock.now_s()

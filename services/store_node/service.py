@@ -128,7 +128,7 @@ class StoreNodeService(Service):
         check_arena(server.arena())
         describe(server)
         if node.prefault:
-            await prefault(server, self.clock)
+            await prefault(server, self.clock, is_adopted=server.kept()["adopted"])
         call_native(server.start)
         self._credentials = channel_credentials(self.config.tls)
         clock, rng = self.clock, random.Random(identity.incarnation)

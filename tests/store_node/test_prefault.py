@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -90,3 +90,26 @@ def test_what_is_left_is_the_least_of_host_and_cgroups(tmp_path: Path) -> None:
     check_memory(MIB, MIB)
     with pytest.raises(ConfigInvalid, match="no memory for 2 MiB of blocks: 1 MiB are left"):
         check_memory(2 * MIB, MIB)
+
+
+@pytest.mark.parametrize(
+    ("resident_bytes", "is_adopted", "filled"),
+    [(8 * MIB, True, False), (8 * MIB, False, True), (4 * MIB, True, True)],
+)
+async def test_memory_that_was_adopted_whole_is_not_filled_again(
+    resident_bytes: int, is_adopted: bool, filled: bool
+) -> None:
+    class Adopted:
+        offsets: ClassVar[list[int]] = []
+
+        def arena(self) -> dict[str, Any]:
+            sizes = {"size_bytes": 8 * MIB, "resident_bytes": resident_bytes, "page_bytes": 4096}
+            return {"kind": "memory", **sizes}
+
+        def populate(self, offset: int, length: int, threads: int, /) -> None:
+            self.offsets.append(offset)
+
+    core = Adopted()
+    core.offsets.clear()
+    await prefault(core, SystemClock(), is_adopted=is_adopted)
+    assert bool(core.offsets) is filled

@@ -174,6 +174,10 @@ void Catalogue::prefetch(uint32_t slot) const {
   __builtin_prefetch(line + kRecordBytes - 1, 1);
 }
 
+const KeptRecord& Catalogue::content(uint32_t slot) const {
+  return at(slot).content;
+}
+
 void Catalogue::reserve(uint32_t slot, const KeptRecord& record) {
   Record& kept = at(slot);
   word(kept.seal).store(0, std::memory_order_relaxed);

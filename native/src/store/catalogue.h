@@ -63,6 +63,8 @@ class Catalogue {
 
   // The record will be written soon.
   void prefetch(uint32_t slot) const;
+  // Unchecked: for what a wrong value cannot harm.
+  const KeptRecord& content(uint32_t slot) const;
   void reserve(uint32_t slot, const KeptRecord& record);
   // The slot is reserved.
   void commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms);

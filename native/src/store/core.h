@@ -170,6 +170,7 @@ struct Store::Core {
   std::vector<Candidate> read_catalogue();
   void refuse(const Candidate& candidate);
   void adopt_extents(std::vector<Candidate>& candidates);
+  void prefetch_for(const std::vector<Candidate>& candidates, size_t at) const;
   void adopt_entry(const Candidate& candidate);
   void note_uses();
 

@@ -38,6 +38,18 @@ class SlotIndex {
     ++count_;
   }
 
+  // Room for so many entries, so that inserts up to there move nothing. The index must be empty.
+  void reserve(uint32_t entries) {
+    size_t cells = 16;
+    while (uint64_t{entries} * 8 > cells * 7) cells *= 2;
+    if (cells > cells_.size()) cells_ = Cells(cells);
+  }
+
+  // Where a find or an insert of this hash begins.
+  void prefetch(uint64_t hash) const {
+    if (!cells_.empty()) __builtin_prefetch(&cells_[home(cells_, hash)], 1);
+  }
+
   template <typename HashOf>
   void erase(uint64_t hash, uint32_t entry, const HashOf& hash_of) {
     const uint32_t cell = cell_of(hash, entry);

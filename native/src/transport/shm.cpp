@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <system_error>
+#include <thread>
 
 #include "base/dax.h"
 #include "mooncache/crc32c.h"
@@ -69,6 +71,20 @@ Result<Mapped> map_fd(int fd, uint64_t size, bool writable) {
   return mapped;
 }
 
+// The kernel takes 50 ms for each GiB of small pages that were used. Who lets go of a node that has gone is
+// about to ask the next one.
+void unmap(std::byte* memory, size_t size) {
+  constexpr size_t kApartBytes = 64 << 20;
+  if (size >= kApartBytes) {
+    try {
+      std::thread([memory, size] { (void)munmap(memory, size); }).detach();
+      return;
+    } catch (const std::system_error&) {  // no more threads: at once, then
+    }
+  }
+  (void)munmap(memory, size);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<ShmSegments>> ShmSegments::map(std::span<const wire::SegmentInfo> infos,
@@ -112,8 +128,8 @@ ShmSegments::~ShmSegments() {
   for (const auto& segment : segments_) {
     segment->read_guard = BusGuard();
     segment->write_guard = BusGuard();
-    if (segment->read != nullptr) munmap(const_cast<std::byte*>(segment->read), segment->size);
-    if (std::byte* memory = segment->write.load()) munmap(memory, segment->size);
+    if (segment->read != nullptr) unmap(const_cast<std::byte*>(segment->read), segment->size);
+    if (std::byte* memory = segment->write.load()) unmap(memory, segment->size);
   }
 }
 

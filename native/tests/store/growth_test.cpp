@@ -46,6 +46,7 @@ class CountedIndex {
     return index_.count() == live_.size();
   }
   bool growing() const { return index_.growing(); }
+  void reserve(uint32_t entries) { index_.reserve(entries); }
   size_t size() const { return live_.size(); }
   uint64_t longest() const { return longest_; }
   std::mt19937_64& random() { return random_; }
@@ -82,6 +83,20 @@ TEST(Growth, TheIndexIsWholeWhileItGrows) {
     }
     EXPECT_GT(seen_growing, 500);
     while (index.size() > 0) index.erase();
+    EXPECT_TRUE(index.whole());
+  }
+}
+
+TEST(Growth, AnIndexWithRoomDoesNotGrow) {
+  for (const uint32_t entries : {1u, 14u, 15u, 5'000u}) {
+    CountedIndex index(entries);
+    index.reserve(entries);
+    for (uint32_t count = 0; count < entries; ++count) {
+      index.insert();
+      ASSERT_FALSE(index.growing()) << count << " of " << entries;
+    }
+    EXPECT_TRUE(index.whole());
+    for (int more = 0; more < 200; ++more) index.insert();  // and behind that it grows as ever
     EXPECT_TRUE(index.whole());
   }
 }
