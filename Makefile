@@ -169,8 +169,10 @@ bench-rdma: $(VENV)/.dev ## RDMA beside perftest in the test machine, into build
 
 # Long by nature: before a release, not in `test`.
 SOAK_ARGS ?= --seconds 1800
-soak: $(VENV)/.up ## half an hour of load on real processes, each killed in turn (SOAK_ARGS="--streams 8 --seconds 30")
+FAULT_SEEDS ?= 50
+soak: $(VENV)/.up build/asan/.built ## half an hour of load on real processes, each killed in turn; then storage faults (FAULT_SEEDS=50)
 	$(BIN)/mooncache bench serving soak $(SOAK_ARGS)
+	@scripts/fault_soak.sh build/asan/test_store 1 $(FAULT_SEEDS)
 
 sim: $(VENV)/.dev ## every published figure simulated again (SIM_ARGS="--trace FILE --quick"; whole: 20 minutes)
 	$(BIN)/mooncache reproduce $(SIM_ARGS)

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "store/catalogue.h"
+#include "store/fault_seed.h"
 #include "store/memfd.h"
 #include "store/store_fixture.h"
 
@@ -236,7 +237,7 @@ TEST_F(KeptStore, AFileThatCouldShrinkIsRefused) {
 // returns has the bytes that belong to it.
 TEST_F(KeptStore, TheCatalogueIsNotBelieved) {
   constexpr size_t kHeader = 4096, kRecord = 96;
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fault_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 150; ++round) {
@@ -277,7 +278,7 @@ TEST_F(KeptStore, TheCatalogueIsNotBelieved) {
 
 // Records that are right each for itself, but claim each other's bytes.
 TEST(KeptCatalogue, RecordsThatOverlapAreRefused) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fault_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 100; ++round) {
@@ -334,7 +335,7 @@ TEST(KeptStoreKilled, AtAnyMoment) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer has threads of its own, which a child after fork() lacks";
 #endif
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = fault_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   Holder holder;
