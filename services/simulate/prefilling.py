@@ -101,15 +101,15 @@ class Prefilling:
         node, source = world.nodes[request.prefill], world.nodes[source_row]
         kv_bytes = source.profile.kv_bytes_per_token
         begin = max(0, request.planned - -(-tokens // self._block_tokens))
-        cold = source.on_ssd(request.blocks, begin, request.planned)
-        cold_tokens = min(tokens, cold * self._block_tokens)
-        if cold_tokens:
+        on_ssd = source.on_ssd(request.blocks, begin, request.planned)
+        ssd_tokens = min(tokens, on_ssd * self._block_tokens)
+        if ssd_tokens:
             links = (source.ssd_read, source.nic_out, node.nic_in)
-            request.flows.append(world.send(links, cold_tokens * kv_bytes, partial(self._fetched, request)))
-            world.record.totals.bytes_ssd += cold_tokens * kv_bytes
+            request.flows.append(world.send(links, ssd_tokens * kv_bytes, partial(self._fetched, request)))
+            world.record.totals.bytes_ssd += ssd_tokens * kv_bytes
             request.awaits += 1
-        if tokens > cold_tokens:
-            size = (tokens - cold_tokens) * kv_bytes
+        if tokens > ssd_tokens:
+            size = (tokens - ssd_tokens) * kv_bytes
             request.flows.append(
                 world.send((source.nic_out, node.nic_in), size, partial(self._fetched, request))
             )
@@ -120,10 +120,10 @@ class Prefilling:
 
     def _read_ssd(self, request: SimRequest, node: SimNode, begin: int, end: int) -> None:
         """Bring what the node holds on its SSD into its memory first."""
-        cold = node.on_ssd(request.blocks, begin, end)
-        if not cold:
+        on_ssd = node.on_ssd(request.blocks, begin, end)
+        if not on_ssd:
             return
-        size = cold * self._block_tokens * node.profile.kv_bytes_per_token
+        size = on_ssd * self._block_tokens * node.profile.kv_bytes_per_token
         request.flows.append(self.world.send((node.ssd_read,), size, partial(self._fetched, request)))
         self.world.record.totals.bytes_ssd += size
         request.awaits += 1

@@ -175,14 +175,14 @@ class SimScheduler:
         world, block = self.world, self._block_tokens
         tokens = min(depth * block, request.input_tokens)
         node = world.nodes[row]
-        cold = node.on_ssd(request.blocks, 0, depth)
-        if not cold:
+        on_ssd = node.on_ssd(request.blocks, 0, depth)
+        if not on_ssd:
             return PrefixSource(row, tokens, tokens_per_s)
-        before = np.zeros(depth + 1, dtype=np.int64)  # cold blocks before each one
+        before = np.zeros(depth + 1, dtype=np.int64)  # blocks on disks before each one
         np.cumsum([each not in node.dram for each in request.blocks[:depth]], out=before[1:])
-        missing: Ints = (cold - before[np.minimum(local // block, depth)]) * block
+        missing: Ints = (on_ssd - before[np.minimum(local // block, depth)]) * block
         rate = world.network.offer(node.ssd_read) / node.profile.kv_bytes_per_token
-        return PrefixSource(row, tokens, tokens_per_s, rate, cold=missing)
+        return PrefixSource(row, tokens, tokens_per_s, rate, on_ssd=missing)
 
     def _awaited(self, request: SimRequest, depth: int) -> tuple[Awaited, ...]:
         """The running prefills that extend the longest prefix held anywhere."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mooncache.conductor.core.fleet_book import FleetBook, InstanceShape
-from mooncache.conductor.core.fleet_shape import OtherWays
+from mooncache.conductor.core.fleet_shape import SourceRates
 from mooncache.conductor.core.policy import find
 from mooncache.conductor.core.policy.fleet import DECODE, ROLES, Fleet
 from mooncache.conductor.core.policy.types import (
@@ -30,7 +30,7 @@ from mooncache.conductor.core.policy.types import (
 COST = PrefillCost(0.01, 1e-4, 1e-9, 1e-6)
 DECODING = DecodeCost(0.02, 0.001, 1e-8)
 FAST = TransferCost(0.001, 1e6)
-ONE_WAY = OtherWays()
+NO_SOURCE_LIMITS = SourceRates()
 OPEN = Rules(admission=AdmissionMode.NONE, pipelines=True)
 
 
@@ -43,7 +43,7 @@ class Row:
     ready: bool = True
     prefill: PrefillCost = COST
     transfer: TransferCost = FAST
-    other_ways: OtherWays = ONE_WAY
+    source_rates: SourceRates = NO_SOURCE_LIMITS
     decode: DecodeCost = DECODING
     group: int = 0
     pool: bool = True
@@ -95,8 +95,8 @@ def fleet(*rows: Row) -> Fleet:
         pool=column("pool", np.bool_),
         fetch_latency_s=np.array([row.transfer.latency_s for row in rows], dtype=np.float64),
         fetch_tokens_per_s=np.array([row.transfer.tokens_per_s for row in rows], dtype=np.float64),
-        near_tokens_per_s=np.array([row.other_ways.near_tokens_per_s for row in rows], dtype=np.float64),
-        cold_tokens_per_s=np.array([row.other_ways.cold_tokens_per_s for row in rows], dtype=np.float64),
+        host_tokens_per_s=np.array([row.source_rates.host_tokens_per_s for row in rows], dtype=np.float64),
+        ssd_tokens_per_s=np.array([row.source_rates.ssd_tokens_per_s for row in rows], dtype=np.float64),
         queue_s=column("queue_s"),
         queue_tokens=column("queue_tokens"),
         queue_prompts=column("queue_prompts", np.int64),

@@ -9,10 +9,10 @@ import pytest
 
 from mooncache.client.results import BlockCopy, BlockTier, MapNodeState, NodeView
 from mooncache.conductor.core.decisions import Decision, PoolAnswer, PoolState, SchedulingRequest
-from mooncache.conductor.core.fleet_shape import OtherWays
+from mooncache.conductor.core.fleet_shape import SourceRates
 from mooncache.conductor.core.handover_node import by_host
-from mooncache.conductor.core.learning import LoadWay, way_of
-from mooncache.conductor.core.placed import RUNS_MAX, PlacedRun, cold_tokens, here_tokens, runs_of, sources
+from mooncache.conductor.core.learning import LoadSource, load_source
+from mooncache.conductor.core.placed import RUNS_MAX, PlacedRun, host_tokens, runs_of, sources, ssd_tokens
 from mooncache.conductor.core.policy import branches
 from mooncache.conductor.core.policy.fetching import fetch_row_s, fetch_s
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, PrefixSource, TransferCost
@@ -50,12 +50,12 @@ def test_blocks_that_lie_alike_are_one_run() -> None:
 def test_what_a_row_holds_itself_is_not_read_anywhere() -> None:
     runs = (PlacedRun(2, False, ON_A), PlacedRun(2, True, frozenset()), PlacedRun(4, False, ON_BOTH))
     local = np.array([0, 3 * BLOCK, 8 * BLOCK], dtype=np.int64)
-    cold = cold_tokens(runs, local, BLOCK, 7 * BLOCK)
+    cold = ssd_tokens(runs, local, BLOCK, 7 * BLOCK)
     assert cold is not None and cold.tolist() == [2 * BLOCK, BLOCK, 0]
-    here = here_tokens(runs, local, BLOCK, 7 * BLOCK, {"host-a": [0], "host-b": [1, 2]})
+    here = host_tokens(runs, local, BLOCK, 7 * BLOCK, {"host-a": [0], "host-b": [1, 2]})
     assert here is not None and here.tolist() == [5 * BLOCK, 3 * BLOCK, 0]
-    assert cold_tokens(runs[:1], local, BLOCK, 2 * BLOCK) is None
-    assert here_tokens(runs[1:2], local, BLOCK, 2 * BLOCK, {"host-a": [0]}) is None
+    assert ssd_tokens(runs[:1], local, BLOCK, 2 * BLOCK) is None
+    assert host_tokens(runs[1:2], local, BLOCK, 2 * BLOCK, {"host-a": [0]}) is None
     assert sources((), local, BLOCK, 32, {}) == (PrefixSource(NO_ROW, 32),)
 
 
@@ -65,7 +65,7 @@ def test_one_row_costs_what_it_costs_in_the_column() -> None:
         rows = tuple(
             Row(
                 transfer=TransferCost(source.uniform(0, 0.1), 10 ** source.uniform(3, 6)),
-                other_ways=OtherWays(10 ** source.uniform(3, 7), 10 ** source.uniform(2, 6)),
+                source_rates=SourceRates(10 ** source.uniform(3, 7), 10 ** source.uniform(2, 6)),
                 local_tokens=source.randrange(0, 4096, BLOCK),
             )
             for _ in range(4)
@@ -76,8 +76,8 @@ def test_one_row_costs_what_it_costs_in_the_column() -> None:
         here, cold = (
             None if source.random() < 0.3 else (missing * share).astype(np.int64) for share in shares
         )
-        rate, cold_rate = 10 ** source.uniform(3, 6), 10 ** source.uniform(3, 6)
-        offered = PrefixSource(NO_ROW, 4096, rate, cold_rate, here, cold)
+        rate, ssd_rate = 10 ** source.uniform(3, 6), 10 ** source.uniform(3, 6)
+        offered = PrefixSource(NO_ROW, 4096, rate, ssd_rate, here, cold)
         priced = fleet(*rows)
         seconds = fetch_s(priced, offered, missing.astype(np.float64))
         for row in range(len(rows)):
@@ -86,17 +86,17 @@ def test_one_row_costs_what_it_costs_in_the_column() -> None:
             assert alone >= rows[row].transfer.latency_s
 
 
-def test_the_narrowest_way_sets_the_time() -> None:
-    rows = (Row(transfer=TransferCost(0.0, 1000.0), other_ways=OtherWays(8000.0, 500.0)),)
+def test_the_slowest_part_sets_the_time() -> None:
+    rows = (Row(transfer=TransferCost(0.0, 1000.0), source_rates=SourceRates(8000.0, 500.0)),)
     four = np.array([4000], dtype=np.int64)
 
     def seconds(here: int, cold: int) -> float:
-        offered = PrefixSource(NO_ROW, 4000, here=four * 0 + here, cold=four * 0 + cold)
+        offered = PrefixSource(NO_ROW, 4000, on_host=four * 0 + here, on_ssd=four * 0 + cold)
         return fetch_row_s(fleet(*rows), 0, offered, 4000)
 
     assert near(seconds(0, 0), 4.0)
     assert near(seconds(4000, 0), 0.5)
-    assert near(seconds(2000, 0), 2.0), "both ways at once"
+    assert near(seconds(2000, 0), 2.0), "both parts at once"
     assert near(seconds(0, 1000), 4.0), "the disk is not what it waits for"
     assert near(seconds(0, 4000), 8.0)
 
@@ -105,20 +105,20 @@ def test_what_lies_on_a_slow_disk_is_computed_and_what_lies_near_is_fetched() ->
     everything = np.array([4096, 4096], dtype=np.int64)
 
     def branch(link_tokens_per_s: float, source: PrefixSource) -> Branch:
-        one = Row(transfer=TransferCost(0.0, link_tokens_per_s), other_ways=OtherWays(1e6, 1000.0))
+        one = Row(transfer=TransferCost(0.0, link_tokens_per_s), source_rates=SourceRates(1e6, 1000.0))
         return choose((one.but(name="p"), one.but(name="d", role="decode")), 4200, sources=(source,)).branch
 
     pool = PrefixSource(NO_ROW, 4096)
     assert branch(20_000.0, pool) is Branch.FETCH
-    assert branch(20_000.0, pool._replace(cold=everything)) is Branch.LOCAL
+    assert branch(20_000.0, pool._replace(on_ssd=everything)) is Branch.LOCAL
     assert branch(1000.0, pool) is Branch.LOCAL
-    assert branch(1000.0, pool._replace(here=everything)) is Branch.FETCH
+    assert branch(1000.0, pool._replace(on_host=everything)) is Branch.FETCH
 
 
 def test_of_two_sources_each_row_takes_the_one_that_is_faster_for_it() -> None:
-    slow, fast = OtherWays(1e6, 1000.0), OtherWays(1e6, 1e6)
-    rows = (Row("a", other_ways=slow), Row("b", other_ways=fast), Row("c"), Row("d"))
-    cold = PrefixSource(2, 4096, 1e6, cold=np.full(4, 4096, dtype=np.int64))
+    slow, fast = SourceRates(1e6, 1000.0), SourceRates(1e6, 1e6)
+    rows = (Row("a", source_rates=slow), Row("b", source_rates=fast), Row("c"), Row("d"))
+    cold = PrefixSource(2, 4096, 1e6, on_ssd=np.full(4, 4096, dtype=np.int64))
     asked = request(rows, 4200, sources=(cold, PrefixSource(3, 4096, 5e4)))
     rules = scheduler_settings().rules
     priced = branches.scores(asked, fleet(*rows), rules)
@@ -129,31 +129,31 @@ def test_of_two_sources_each_row_takes_the_one_that_is_faster_for_it() -> None:
 
 
 def test_a_snapshot_keeps_where_blocks_lie() -> None:
-    rows = (Row("a", other_ways=OtherWays(2e5, 3e4)), Row("b"), Row("c"))
+    rows = (Row("a", source_rates=SourceRates(2e5, 3e4)), Row("b"), Row("c"))
     some = np.array([16, 32, 48], dtype=np.int64)
     asked = request(rows, 4200, sources=(PrefixSource(NO_ROW, 64, 1e5, 2e4, some, some + 1),))
     kept = take(fleet(*rows), asked, 0.0, np.array([0, 2]))
     found = kept.policy_request().sources[0]
-    assert found.here is not None and found.here.tolist() == [16, 48]
-    assert found.cold is not None and found.cold.tolist() == [17, 49]
-    assert found.cold_tokens_per_s == 2e4
-    assert kept.fleet().near_tokens_per_s[0] == np.float32(2e5)
+    assert found.on_host is not None and found.on_host.tolist() == [16, 48]
+    assert found.on_ssd is not None and found.on_ssd.tolist() == [17, 49]
+    assert found.ssd_tokens_per_s == 2e4
+    assert kept.fleet().host_tokens_per_s[0] == np.float32(2e5)
 
 
 @pytest.mark.parametrize(
-    ("places", "way"),
+    ("places", "source"),
     [
-        ((), LoadWay.POOL),
-        ((("a", "dram", 10),), LoadWay.NEAR),
-        ((("b", "dram", 10),), LoadWay.POOL),
-        ((("a", "ssd", 9), ("b", "dram", 1)), LoadWay.COLD),
+        ((), LoadSource.REMOTE),
+        ((("a", "dram", 10),), LoadSource.HOST),
+        ((("b", "dram", 10),), LoadSource.REMOTE),
+        ((("a", "ssd", 9), ("b", "dram", 1)), LoadSource.SSD),
         ((("a", "ssd", 5), ("b", "dram", 5)), None),
     ],
 )
-def test_a_load_teaches_of_the_way_that_nearly_all_of_it_took(
-    places: tuple[tuple[str, str, int], ...], way: LoadWay | None
+def test_a_load_teaches_of_the_source_that_nearly_all_of_it_had(
+    places: tuple[tuple[str, str, int], ...], source: LoadSource | None
 ) -> None:
-    assert way_of([LoadedFrom(*place) for place in places], {"a"}) is way
+    assert load_source([LoadedFrom(*place) for place in places], {"a"}) is source
 
 
 NODE = NodeView(
@@ -203,8 +203,8 @@ def test_what_engines_loaded_from_disks_prices_disks_and_not_memory() -> None:
         loaded(core, decided(core, cold, 10.0 * number), 4.0, "ssd", 10.0 * number + 5)
         loaded(core, decided(core, warm, 10.0 * number + 6), 0.01, "dram", 10.0 * number + 7)
     model = core.models.of("m")
-    slow = model.cold["a"].bytes_per_s.value
-    fast = model.near["a"].bytes_per_s.value
+    slow = model.from_ssd["a"].bytes_per_s.value
+    fast = model.from_host["a"].bytes_per_s.value
     assert slow < 0.05 * fast
     assert "a" not in model.transfers, "nothing came from another host"
     from_memory, from_disk = decided(core, warm, 200.0), decided(core, cold, 201.0)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy import branches, placement
-from mooncache.conductor.core.policy.common import handovers_s
+from mooncache.conductor.core.policy.common import QUIET, handovers_s
 from mooncache.conductor.core.policy.mooncache import Mooncache
 from mooncache.conductor.core.policy.types import (
     NO_ROW,
@@ -26,6 +26,7 @@ from mooncache.conductor.core.policy.types import (
 from tests.conductor.fleets import COST, FAST, OPEN, Row, choose, fleet, names, near, request
 
 RULES = Rules()
+price = QUIET(placement.price)  # policies call it with numpy's warnings off
 seconds = st.floats(0, 100)
 tokens = st.integers(0, 200_000)
 costs = st.builds(
@@ -243,7 +244,7 @@ def test_columns_choose_what_a_loop_over_instances_would(
             if rows[at].group == group
         ]
         option = min(options, key=lambda option: option.score_s)
-        placed = placement.price(asked, seen, option.total_s, handover_s)
+        placed = price(asked, seen, option.total_s, handover_s)
         ends += [
             option.score_s + float(placed.score_s[at])
             for at in takers
@@ -253,7 +254,7 @@ def test_columns_choose_what_a_loop_over_instances_would(
         assert choice.prefill == NO_ROW
         return
     option = branches.cheapest(branches.options(asked, seen, rules, choice.prefill))
-    placed = placement.price(asked, seen, option.total_s, handover_s)
+    placed = price(asked, seen, option.total_s, handover_s)
     assert near(option.score_s + float(placed.score_s[choice.decode]), min(ends))
 
 
@@ -343,17 +344,17 @@ def test_later_means_fewer_of_those_running_now(one: float, other: float, sequen
     rows = (Row(role="decode", sequences=sequences, kv_tokens=kv, stay_s=20.0),)
     sooner, later = sorted((one, other))
     asked, seen = request(rows, 1000), fleet(*rows)
-    early, late = (placement.price(asked, seen, at_s, 0.0).tbt_s[0] for at_s in (sooner, later))
+    early, late = (price(asked, seen, at_s, 0.0).tbt_s[0] for at_s in (sooner, later))
     assert late <= early
 
 
 def test_a_full_decode_instance_makes_wait() -> None:
     rows = (Row(role="decode", sequences=4, sequences_max=4, stay_s=8.0),)
-    assert placement.price(request(rows, 100), fleet(*rows), 0.0, 0.0).wait_s[0] == pytest.approx(2.0)
+    assert price(request(rows, 100), fleet(*rows), 0.0, 0.0).wait_s[0] == pytest.approx(2.0)
     rows = (Row(role="decode", sequences=4, kv_tokens=1000, kv_capacity_tokens=1100, stay_s=10.0),)
-    waits = placement.price(request(rows, 100, output_tokens=100), fleet(*rows), 0.0, 0.0).wait_s
+    waits = price(request(rows, 100, output_tokens=100), fleet(*rows), 0.0, 0.0).wait_s
     assert waits[0] == pytest.approx(10.0 * 100 / 1100), "what is too much has to end first"
-    later = placement.price(request(rows, 100, output_tokens=100), fleet(*rows), 5.0, 0.0).wait_s
+    later = price(request(rows, 100, output_tokens=100), fleet(*rows), 5.0, 0.0).wait_s
     assert later[0] == 0.0, "it has ended when the prompt is computed"
 
 
@@ -361,7 +362,7 @@ def test_all_that_was_sent_comes_before_a_newcomer_whether_it_generates_or_not()
     sent = tuple(
         Row("d", role="decode", sequences=count, sequences_max=10, stay_s=20.0) for count in (9, 15, 30)
     )
-    waits = [placement.price(request((row,), 100), fleet(row), 0.0, 0.0).wait_s[0] for row in sent]
+    waits = [price(request((row,), 100), fleet(row), 0.0, 0.0).wait_s[0] for row in sent]
     assert waits == pytest.approx([0.0, 12.0, 42.0])
 
 
@@ -371,8 +372,8 @@ def test_held_newcomers_come_into_a_batch_that_keeps_the_promise(
 ) -> None:
     row = Row("d", role="decode", sequences=sequences, kv_tokens=1000.0 * sequences, stay_s=20.0)
     asked = request((row,), 1000, tbt_slo_s=promised_s)
-    priced = placement.price(asked, fleet(row), at_s, 0.0, holds=True)
-    free = placement.price(asked, fleet(row), at_s, 0.0)
+    priced = price(asked, fleet(row), at_s, 0.0, holds=True)
+    free = price(asked, fleet(row), at_s, 0.0)
     assert priced.tbt_s[0] <= promised_s
     assert free.wait_s[0] == 0.0, "without a promise that is kept there is always room"
     assert priced.wait_s[0] >= 0.0

@@ -29,7 +29,7 @@ def test_the_blocks_on_disks_that_will_be_loaded_come_up_first() -> None:
     several = (*runs, PlacedRun(1, True, frozenset()))
 
     def found(*args: int) -> list[int]:
-        packed = prefetches.cold_keys(keys, several, *args)
+        packed = prefetches.ssd_keys(keys, several, *args)
         return [keys.index(packed[at : at + 32]) // 32 for at in range(0, len(packed), 32)]
 
     assert found(0, 10 * BLOCK, BLOCK) == [2, 3, 4, 9]

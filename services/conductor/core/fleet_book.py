@@ -22,7 +22,7 @@ from mooncache.conductor.core.fleet_shape import (
     INTS,
     SHAPE_COLUMNS,
     InstanceShape,
-    OtherWays,
+    SourceRates,
     believed,
     cost_cells,
     possible,
@@ -134,7 +134,7 @@ class FleetBook:
         for column in SHAPE_COLUMNS:
             if possible(value := getattr(shape, column)):
                 self._columns[column][row] = value
-        costs = shape.prefill, shape.decode, shape.transfer, shape.handover, shape.other_ways
+        costs = shape.prefill, shape.decode, shape.transfer, shape.handover, shape.source_rates
         for column, part in cost_cells(*costs):
             self._columns[column][row] = part
         self._share(row)
@@ -166,7 +166,7 @@ class FleetBook:
         decode: DecodeCost | None = None,
         transfer: TransferCost | None = None,
         handover: TransferCost | None = None,
-        other_ways: OtherWays | None = None,
+        source_rates: SourceRates | None = None,
         stay_s: float | None = None,
     ) -> None:
         """Change what is given of an instance, see `InstanceShape`. Impossible values are ignored."""
@@ -175,9 +175,9 @@ class FleetBook:
         for column, value in (("role", role), ("ready", ready), ("stay_s", stay_s)):
             if value is not None and possible(value):
                 self._columns[column][row] = value
-        for column, part in cost_cells(prefill, decode, transfer, handover, other_ways):
+        for column, part in cost_cells(prefill, decode, transfer, handover, source_rates):
             self._columns[column][row] = part
-        if transfer is not None or other_ways is not None:
+        if transfer is not None or source_rates is not None:
             self._share(row)
 
     def learnt(self, kind: int, prefill: PrefillCost) -> None:
@@ -459,7 +459,7 @@ class FleetBook:
         cells = self._cells
         readers = 1 + cells["fetching"][row]
         cells["fetch_tokens_per_s"][row] = cells["link_tokens_per_s"][row] / readers
-        cells["near_tokens_per_s"][row] = cells["near_link_tokens_per_s"][row] / readers
+        cells["host_tokens_per_s"][row] = cells["host_link_tokens_per_s"][row] / readers
 
     def _fetched(self, work: _Work) -> None:
         if not work.fetching:

@@ -20,8 +20,8 @@ FLOATS = (
     "prefill_d",
     "fetch_latency_s",
     "fetch_tokens_per_s",
-    "near_tokens_per_s",
-    "cold_tokens_per_s",
+    "host_tokens_per_s",
+    "ssd_tokens_per_s",
     "queue_tokens",
     "decode_base_s",
     "decode_per_sequence_s",
@@ -45,7 +45,7 @@ FLOATS = (
     "own_sequences",
     "own_kv_tokens",
     "link_tokens_per_s",
-    "near_link_tokens_per_s",
+    "host_link_tokens_per_s",
     "max_model_tokens",
 )
 INTS = ("role", "group", "kind", "queue_prompts", "pipeline", "fetching")
@@ -66,18 +66,18 @@ SHAPE_COLUMNS = (
 _PREFILL = ("prefill_a", "prefill_b", "prefill_c", "prefill_d")
 _DECODE = ("decode_base_s", "decode_per_sequence_s", "decode_per_token_s")
 _TRANSFER = ("fetch_latency_s", "link_tokens_per_s")
-_RATES = ("near_link_tokens_per_s", "cold_tokens_per_s")
+_RATES = ("host_link_tokens_per_s", "ssd_tokens_per_s")
 _HANDOVER = ("handover_s", "handover_tokens_per_s")
 
 
-class OtherWays(NamedTuple):
-    """Tokens per second on the ways into an instance that are not its link; infinite: no limit beside the link's."""
+class SourceRates(NamedTuple):
+    """Tokens per second into an instance from sources that its link does not limit alone; infinite: no limit."""
 
-    near_tokens_per_s: float = math.inf  # from the memory of its host
-    cold_tokens_per_s: float = math.inf  # from the disks of store nodes
+    host_tokens_per_s: float = math.inf  # from the memory of its host
+    ssd_tokens_per_s: float = math.inf  # from the disks of store nodes
 
 
-ONE_WAY = OtherWays()
+NO_SOURCE_LIMITS = SourceRates()
 
 
 class InstanceShape(NamedTuple):
@@ -86,7 +86,7 @@ class InstanceShape(NamedTuple):
     role: int = PREFILL
     prefill: PrefillCost = PrefillCost(0.0666, 1.1003e-4, 7.386e-10, 2.618e-6)
     transfer: TransferCost = TransferCost(0.005, 265_000.0)  # into the instance
-    other_ways: OtherWays = ONE_WAY
+    source_rates: SourceRates = NO_SOURCE_LIMITS
     decode: DecodeCost = DecodeCost(0.0263, 0.00021, 3.4e-8)
     group: int = 0
     pool: bool = True
@@ -105,7 +105,7 @@ def possible(value: object) -> bool:
     """True for a plausible shape: costs are finite and not negative; only a rate may be infinite, never 0."""
     if isinstance(value, TransferCost):
         return possible(value.latency_s) and value.tokens_per_s > 0
-    if isinstance(value, OtherWays):
+    if isinstance(value, SourceRates):
         return all(rate > 0 for rate in value)
     if isinstance(value, PrefillCost | DecodeCost):
         return all(possible(float(part)) for part in value)
@@ -118,7 +118,7 @@ def believed(shape: InstanceShape) -> InstanceShape:
     return shape._replace(
         prefill=shape.prefill if possible(shape.prefill) else usual.prefill,
         transfer=shape.transfer if possible(shape.transfer) else usual.transfer,
-        other_ways=shape.other_ways if possible(shape.other_ways) else usual.other_ways,
+        source_rates=shape.source_rates if possible(shape.source_rates) else usual.source_rates,
         decode=shape.decode if possible(shape.decode) else usual.decode,
         handover=shape.handover if possible(shape.handover) else usual.handover,
     )
@@ -129,7 +129,7 @@ def cost_cells(
     decode: DecodeCost | None = None,
     transfer: TransferCost | None = None,
     handover: TransferCost | None = None,
-    other_ways: OtherWays | None = None,
+    source_rates: SourceRates | None = None,
 ) -> Iterator[tuple[str, float]]:
     """(column, value) of every part of the costs that are given and plausible."""
     given = (
@@ -137,7 +137,7 @@ def cost_cells(
         (_DECODE, decode),
         (_TRANSFER, transfer),
         (_HANDOVER, handover),
-        (_RATES, other_ways),
+        (_RATES, source_rates),
     )
     for columns, cost in given:
         if cost is not None and possible(cost):

@@ -29,7 +29,7 @@ TRANSFER_LATENCY_S = 0.005
 CHUNK_TOKENS = 2048  # that an engine with stages computes at a time
 KV_BYTES_PER_TOKEN_UNKNOWN = 100_000
 _SECONDS_MAX = 3600.0
-ONE_WAY_SHARE = 0.8  # of a load's blocks, from which on its time is that of their way
+ONE_SOURCE_SHARE = 0.8  # of a load's blocks, from which on its time is that of their source
 
 
 @dataclass(slots=True)
@@ -82,34 +82,34 @@ def prefill_prior(engine: str, stages: int = 1) -> PrefillCost:
     return PrefillCost(whole.a + behind_s, whole.b / stages, whole.c / stages, whole.d / stages)
 
 
-class LoadWay(StrEnum):
-    """The way of most of what an instance loaded from the pool."""
+class LoadSource(StrEnum):
+    """Where most of what an instance loaded came from."""
 
-    POOL = "pool"
-    """From memory of store nodes, of other hosts or not said where."""
-    NEAR = "near"
+    REMOTE = "remote"
+    """From memory of store nodes on other hosts, or on hosts that were not named."""
+    HOST = "host"
     """From memory of its own host."""
-    COLD = "cold"
+    SSD = "ssd"
     """From disks."""
     HANDOVER = "handover"
     """What a prefill leg had handed over."""
 
 
-def way_of(places: Sequence[LoadedFrom], near: Collection[str]) -> LoadWay | None:
-    """The way of nearly all of the blocks; None: they came by several.
+def load_source(places: Sequence[LoadedFrom], local_nodes: Collection[str]) -> LoadSource | None:
+    """Where nearly all of the blocks came from; None: from several kinds of places.
 
     Args:
-        near: store nodes on the host of the instance.
+        local_nodes: store nodes on the host of the instance.
     """
-    blocks = dict.fromkeys(LoadWay, 0)
+    blocks = dict.fromkeys(LoadSource, 0)
     for place in places:
         if place.tier == BlockTier.SSD:
-            blocks[LoadWay.COLD] += place.blocks
+            blocks[LoadSource.SSD] += place.blocks
         else:
-            blocks[LoadWay.NEAR if place.store_node in near else LoadWay.POOL] += place.blocks
-    way = max(blocks, key=lambda each: blocks[each])
+            blocks[LoadSource.HOST if place.store_node in local_nodes else LoadSource.REMOTE] += place.blocks
+    most = max(blocks, key=lambda each: blocks[each])
     total = sum(blocks.values())
-    return LoadWay.POOL if not total else way if blocks[way] >= ONE_WAY_SHARE * total else None
+    return LoadSource.REMOTE if not total else most if blocks[most] >= ONE_SOURCE_SHARE * total else None
 
 
 class TransferLearner:

@@ -11,10 +11,10 @@ from collections import Counter
 from mooncache.conductor.core import learning
 from mooncache.conductor.core.asked_work import AskedWork
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
-from mooncache.conductor.core.fleet_shape import InstanceShape, OtherWays
+from mooncache.conductor.core.fleet_shape import InstanceShape, SourceRates
 from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.lateness import Lateness
-from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, LoadWay, TransferLearner
+from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, LoadSource, TransferLearner
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, TransferCost
@@ -38,8 +38,8 @@ class ServedModel:
         # By instance, "" for all of them: what is fetched may lie at any node, what is handed over mostly on its host.
         self.transfers: dict[str, TransferLearner] = {}
         self.handovers: dict[str, TransferLearner] = {}
-        self.near: dict[str, TransferLearner] = {}  # from the memory of the instance's own host
-        self.cold: dict[str, TransferLearner] = {}  # of what lay on disks
+        self.from_host: dict[str, TransferLearner] = {}  # from the memory of the instance's own host
+        self.from_ssd: dict[str, TransferLearner] = {}  # of what lay on disks
         self.rows_of_host: dict[str, set[int]] = {}
         self.decodes: dict[str, DecodeLearner] = {}  # by instance
         self.lengths = OutputLengths()
@@ -69,7 +69,7 @@ class ServedModel:
                 pool=info.pool,
                 sequences_max=info.max_sequences,
                 kv_capacity_tokens=info.kv_capacity_tokens,
-                other_ways=self._other_ways(info),
+                source_rates=self._source_rates(info),
                 handover=self._handover(info),
                 tail=True,
                 ready=instance.ready,
@@ -88,7 +88,7 @@ class ServedModel:
         self.book.remove(name)
         self.row_of_holder = {h: row for h, row in self.row_of_holder.items() if h != instance.holder}
         self.decodes.pop(name, None)
-        for learners in (self.transfers, self.handovers, self.near, self.cold):
+        for learners in (self.transfers, self.handovers, self.from_host, self.from_ssd):
             learners.pop(name, None)
         self.landings.forget(name)
 
@@ -139,15 +139,15 @@ class ServedModel:
         self.prefill_counts[kind_of(info)] += 1
 
     def observed_load(
-        self, name: str, loaded_bytes: float, seconds: float, registry: Registry, way: LoadWay
+        self, name: str, loaded_bytes: float, seconds: float, registry: Registry, source: LoadSource
     ) -> None:
         """An instance loaded KV from the pool."""
         learners = {
-            LoadWay.HANDOVER: self.handovers,
-            LoadWay.NEAR: self.near,
-            LoadWay.COLD: self.cold,
-            LoadWay.POOL: self.transfers,
-        }[way]
+            LoadSource.HANDOVER: self.handovers,
+            LoadSource.HOST: self.from_host,
+            LoadSource.SSD: self.from_ssd,
+            LoadSource.REMOTE: self.transfers,
+        }[source]
         for known in ("", name) if self.book.row(name) != NO_ROW else ("",):
             learners.setdefault(known, TransferLearner()).observe(loaded_bytes, seconds)
         # Instances that loaded nothing yet are believed to be like the others.
@@ -158,7 +158,7 @@ class ServedModel:
                     other,
                     transfer=self._transfer(info),
                     handover=self._handover(info),
-                    other_ways=self._other_ways(info),
+                    source_rates=self._source_rates(info),
                 )
 
     def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
@@ -206,15 +206,15 @@ class ServedModel:
         return learner.cost if learner is not None else learning.DECODE_PRIOR
 
     def _transfer(self, info: InstanceInfo) -> TransferCost:
-        return self._loading(info, self.transfers, self.near, self.handovers)
+        return self._loading(info, self.transfers, self.from_host, self.handovers)
 
     def _handover(self, info: InstanceInfo) -> TransferCost:
-        return self._loading(info, self.handovers, self.transfers, self.near)
+        return self._loading(info, self.handovers, self.transfers, self.from_host)
 
-    def _other_ways(self, info: InstanceInfo) -> OtherWays:
-        near = self._loading(info, self.near, self.transfers, self.handovers)
-        cold = self._loading(info, self.cold, prior=_NO_COLD)
-        return OtherWays(near.tokens_per_s, cold.tokens_per_s)
+    def _source_rates(self, info: InstanceInfo) -> SourceRates:
+        host = self._loading(info, self.from_host, self.transfers, self.handovers)
+        ssd = self._loading(info, self.from_ssd, prior=_NO_SSD_LOADS)
+        return SourceRates(host.tokens_per_s, ssd.tokens_per_s)
 
     def _place(self, row: int, host_id: str) -> None:
         """The row is on this host, "": on none."""
@@ -298,4 +298,4 @@ def kind_of(info: InstanceInfo) -> str:
 
 
 _NO_TRANSFERS = TransferLearner()
-_NO_COLD = TransferLearner(learning.DISK_PRIOR_BYTES_PER_S)
+_NO_SSD_LOADS = TransferLearner(learning.DISK_PRIOR_BYTES_PER_S)

@@ -15,7 +15,7 @@ from mooncache.conductor.core.differences import Difference, PlannedCache, diffe
 from mooncache.conductor.core.give_ups import AGAIN_S, GiveUpReason, GiveUps
 from mooncache.conductor.core.in_flight import InFlight
 from mooncache.conductor.core.landing import came
-from mooncache.conductor.core.learning import LoadWay, way_of
+from mooncache.conductor.core.learning import LoadSource, load_source
 from mooncache.conductor.core.models import ModelBooks
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.records import DecisionRecord, DecisionState, Records
@@ -324,15 +324,15 @@ class Outcomes:
         # What is hidden behind the wait costs the request nothing. Some of it counts: the next wait may be shorter.
         hidden_ms = min(cache.hidden_ms, _HIDDEN_MOST * cache.load_ms) if handover else 0.0
         seconds = (cache.load_ms - hidden_ms) / 1e3
-        way = LoadWay.HANDOVER if handover else self._way(active, instance_id, cache)
-        if way is not None:
-            model.observed_load(instance_id, cache.loaded_bytes, seconds, self.registry, way)
+        source = LoadSource.HANDOVER if handover else self._load_source(active, instance_id, cache)
+        if source is not None:
+            model.observed_load(instance_id, cache.loaded_bytes, seconds, self.registry, source)
 
-    def _way(self, active: Active, instance_id: str, cache: CacheReport) -> LoadWay | None:
-        """The way of nearly all blocks of a load; None: of several ways, which says nothing of one of them."""
+    def _load_source(self, active: Active, instance_id: str, cache: CacheReport) -> LoadSource | None:
+        """Where nearly all blocks of a load came from; None: from several places, so it says nothing of one of them."""
         instance = self.registry.get(instance_id)
         nodes = active.nodes.get(instance.info.host_id, ()) if instance is not None else ()
-        return way_of(cache.loaded_from, {node.node_id for node in nodes})
+        return load_source(cache.loaded_from, {node.node_id for node in nodes})
 
     def _finished(
         self,

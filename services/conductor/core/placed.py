@@ -20,7 +20,7 @@ class PlacedRun(NamedTuple):
     """Blocks that lie alike: on disks alone, or in the memory of nodes on these hosts."""
 
     blocks: int
-    is_cold: bool
+    is_on_ssd: bool
     hosts: frozenset[str]
 
 
@@ -51,22 +51,24 @@ def sources(
     disks."""
     if not tokens:
         return ()
-    here = here_tokens(runs, local, block_tokens, tokens, rows_of_host)
-    return (PrefixSource(NO_ROW, tokens, here=here, cold=cold_tokens(runs, local, block_tokens, tokens)),)
+    on_host = host_tokens(runs, local, block_tokens, tokens, rows_of_host)
+    return (
+        PrefixSource(NO_ROW, tokens, on_host=on_host, on_ssd=ssd_tokens(runs, local, block_tokens, tokens)),
+    )
 
 
-def cold_tokens(runs: Sequence[PlacedRun], local: Ints, block_tokens: int, end: int) -> Ints | None:
+def ssd_tokens(runs: Sequence[PlacedRun], local: Ints, block_tokens: int, end: int) -> Ints | None:
     """For each row how many tokens from those that it holds itself to `end` lie on disks alone; None: nothing does."""
-    if not any(run.is_cold for run in runs):
+    if not any(run.is_on_ssd for run in runs):
         return None
     found = np.zeros_like(local)
     for begin, until, run in _spans(runs, block_tokens, end):
-        if run.is_cold:
+        if run.is_on_ssd:
             found += np.maximum(until - np.maximum(local, begin), 0)
     return found
 
 
-def here_tokens(
+def host_tokens(
     runs: Sequence[PlacedRun],
     local: Ints,
     block_tokens: int,

@@ -15,7 +15,7 @@ KEYS_MAX: Final = 4096
 BEGIN_MIN_S: Final = 0.2
 
 
-def cold_keys(
+def ssd_keys(
     keys: bytes, runs: Sequence[PlacedRun], local_tokens: int, prefix_tokens: int, block_tokens: int
 ) -> bytes:
     """Packed keys of the blocks on disks alone that the computing instance will load, in order."""
@@ -25,7 +25,7 @@ def cold_keys(
     found, begin = [], 0
     for run in runs:
         until = begin + run.blocks
-        if run.is_cold and min(until, end) > max(begin, first):
+        if run.is_on_ssd and min(until, end) > max(begin, first):
             found.append(keys[max(begin, first) * KEY_BYTES : min(until, end) * KEY_BYTES])
         begin = until
     return b"".join(found)[: KEYS_MAX * KEY_BYTES]
@@ -38,7 +38,7 @@ def keys_of(decision: Decision, keys: bytes) -> bytes:
         return b""
     # What lies behind the pool's leading blocks is being computed, and needs no disk.
     prefix = min(choice.prefix_tokens, decision.pool_tokens)
-    return cold_keys(keys, decision.pool.runs, decision.local_tokens, prefix, decision.record.block_tokens)
+    return ssd_keys(keys, decision.pool.runs, decision.local_tokens, prefix, decision.record.block_tokens)
 
 
 def begin_s(decision: Decision) -> float:

@@ -68,8 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
         sources = tuple(
-            PrefixSource(place.get(row, NO_ROW), tokens, rate, cold_rate, _column(here), _column(cold))
-            for row, tokens, rate, cold_rate, here, cold in self.sources
+            PrefixSource(place.get(row, NO_ROW), tokens, rate, ssd_rate, _column(on_host), _column(on_ssd))
+            for row, tokens, rate, ssd_rate, on_host, on_ssd in self.sources
             if row == NO_ROW or row in place
         )
         awaited = tuple(
@@ -143,7 +143,14 @@ def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) 
         ahead.tobytes(),
         {name: getattr(request, name) for name in _PLAIN} | {"demand": tuple(request.demand)},
         [
-            (s.row, s.tokens, s.tokens_per_s, s.cold_tokens_per_s, _kept(s.here, rows), _kept(s.cold, rows))
+            (
+                s.row,
+                s.tokens,
+                s.tokens_per_s,
+                s.ssd_tokens_per_s,
+                _kept(s.on_host, rows),
+                _kept(s.on_ssd, rows),
+            )
             for s in request.sources
         ],
         [(a.tokens, a.ready_in_s, a.row, a.decision_id, a.pool) for a in request.awaited],

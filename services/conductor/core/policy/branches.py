@@ -85,7 +85,7 @@ def _fastest(request: Request) -> Iterable[PrefixSource]:
     """
     found: dict[int, PrefixSource] = {}
     for source in request.sources:
-        if source.here is not None or source.cold is not None:
+        if source.on_host is not None or source.on_ssd is not None:
             yield source  # which one is the fastest depends on the row
             continue
         known = found.get(source.tokens)

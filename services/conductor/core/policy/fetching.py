@@ -1,9 +1,9 @@
 """How long it takes to bring leading tokens to an instance from where they lie: one price for every policy, for the
 running conductor and for the simulator.
 
-Idea: all that comes passes a way, and the narrowest one sets the time. Tokens in the memory of the instance's own host
-take the way inside of the host, all others the instance's link. What lies on a disk alone has to pass the disk as well.
-Each way's rate is what was measured there (`core/models.py`), or what the simulated links offer.
+Idea: the slowest part of the path sets the time. Tokens in the memory of the instance's own host stay inside of it;
+all others pass the instance's link. A token that is on a disk alone is read from that disk, too. Each rate is what was
+measured (`core/models.py`), or what the simulated links offer.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ def fetch_s(fleet: Fleet, source: PrefixSource, tokens: Floats) -> Floats:
     rate = fleet.fetch_tokens_per_s
     if source.tokens_per_s < np.inf:
         rate = np.minimum(rate, source.tokens_per_s)
-    if source.here is None:
+    if source.on_host is None:
         seconds: Floats = tokens / rate
     else:
-        here = np.minimum(source.here, tokens)
-        seconds = np.maximum((tokens - here) / rate, here / fleet.near_tokens_per_s)
-    if source.cold is not None:
-        cold = np.minimum(source.cold, tokens)
-        np.maximum(seconds, cold / np.minimum(fleet.cold_tokens_per_s, source.cold_tokens_per_s), out=seconds)
+        on_host = np.minimum(source.on_host, tokens)
+        seconds = np.maximum((tokens - on_host) / rate, on_host / fleet.host_tokens_per_s)
+    if source.on_ssd is not None:
+        on_ssd = np.minimum(source.on_ssd, tokens)
+        np.maximum(seconds, on_ssd / np.minimum(fleet.ssd_tokens_per_s, source.ssd_tokens_per_s), out=seconds)
     return seconds
 
 
 def fetch_row_s(fleet: Fleet, row: int, source: PrefixSource, tokens: int) -> float:
     """The same for one row, with the fixed time of a fetch."""
     rate = min(float(fleet.fetch_tokens_per_s[row]), source.tokens_per_s)
-    here = min(_of(source.here, row), tokens)
-    seconds = (tokens - here) / rate
-    if here:
-        seconds = max(seconds, here / float(fleet.near_tokens_per_s[row]))
-    cold = min(_of(source.cold, row), tokens)
-    if cold:
-        seconds = max(seconds, cold / min(float(fleet.cold_tokens_per_s[row]), source.cold_tokens_per_s))
+    on_host = min(_of(source.on_host, row), tokens)
+    seconds = (tokens - on_host) / rate
+    if on_host:
+        seconds = max(seconds, on_host / float(fleet.host_tokens_per_s[row]))
+    on_ssd = min(_of(source.on_ssd, row), tokens)
+    if on_ssd:
+        seconds = max(seconds, on_ssd / min(float(fleet.ssd_tokens_per_s[row]), source.ssd_tokens_per_s))
     return float(fleet.fetch_latency_s[row]) + seconds
 
 

@@ -139,8 +139,8 @@ class Fleet:
     prefill_d: Floats
     fetch_latency_s: Floats
     fetch_tokens_per_s: Floats  # what one more fetch into the instance would get of its links
-    near_tokens_per_s: Floats  # from the memory of its own host
-    cold_tokens_per_s: Floats  # of what lies on a disk
+    host_tokens_per_s: Floats  # from the memory of its own host
+    ssd_tokens_per_s: Floats  # of what lies on a disk
     queue_s: Floats  # prompts in front of a newcomer, by time
     queue_tokens: Floats  # the same prompts, by uncached tokens
     queue_prompts: Ints  # the same prompts, by count

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mooncache.conductor.core.policy.common import QUIET, most
+from mooncache.conductor.core.policy.common import most
 from mooncache.conductor.core.policy.fleet import Even, Fleet
 from mooncache.conductor.core.policy.types import Floats, Request
 
@@ -91,7 +91,6 @@ def _waits(
     return _waiting_s(request, fleet, at_s, over, share), share
 
 
-@QUIET
 def _waiting_s(
     request: Request, fleet: Fleet, at_s: float, over: list[tuple[Floats, Need, Even]], share: Floats | float
 ) -> Floats:

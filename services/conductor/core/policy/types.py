@@ -99,11 +99,11 @@ class PrefixSource(NamedTuple):
     row: int  # the instance that holds them, NO_ROW for the store nodes
     tokens: int
     tokens_per_s: float = float("inf")  # what one more reader would get
-    cold_tokens_per_s: float = float("inf")  # what one more reader would get of its disks
-    here: Ints | None = None
+    ssd_tokens_per_s: float = float("inf")  # what one more reader would get of its disks
+    on_host: Ints | None = None
     """Of the tokens behind those that each row holds itself: how many the memory of the row's own host has. None: of no
     row."""
-    cold: Ints | None = None
+    on_ssd: Ints | None = None
     """The same: how many lie on disks alone."""
 
 
