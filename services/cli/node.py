@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.common import WHERE, AsJson, Where
 from mooncache.errors import DeadlineExceeded, InvalidArgument, MooncacheError
 from mooncache.reporting.output import EXIT_OK, console, print_json
 
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
 _POLL_S = 0.05
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class RestartWhere(Where):
+    """The same with a longer limit: a node that is asked to end first finishes its calls, and then starts again."""
+
+    timeout: Annotated[str, Parameter(group=WHERE, help='Time limit, for example "30s" or "2min".')] = "1min"
+
+
+RESTART_HERE = RestartWhere()
+
+
 def restart(
     node_id: Annotated[str, Parameter(help="Name of the node, as `mooncache status` shows it.")],
     /,
@@ -28,7 +40,7 @@ def restart(
     kill: Annotated[
         bool, Parameter(negative=(), help="End it with SIGKILL instead of asking it to end.")
     ] = False,
-    where: Where = HERE,
+    where: RestartWhere = RESTART_HERE,
     json: AsJson = False,
 ) -> int:
     """Restart a store node of the cluster that `mooncache up` runs here, and wait until it is active again.
@@ -38,7 +50,7 @@ def restart(
 
     For example:
 
-        mooncache node restart node-1 --timeout 1min
+        mooncache node restart node-1 --timeout 5min
     """
     pid = _pid_of(node_id, where)
     before = where.ask_master(lambda link: _look(link, node_id, where.timeout_s))
@@ -81,7 +93,7 @@ async def _look(link: MasterLink, node_id: str, timeout_s: float) -> master_pb2.
     """The node as the master sees it; None when it does not."""
     from mooncache.proto.v1 import master_pb2
 
-    answer: Any = await link.call(
+    answer = await link.call(
         "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, timeout_s, attempt_s=2.0
     )
     return next((item for item in answer.nodes if item.node.node_id == node_id), None)
