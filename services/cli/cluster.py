@@ -114,49 +114,53 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     """
     import asyncio
 
-    from mooncache.cli.look import Look, Looker, part_problems
+    from mooncache.cli.snapshot import ClusterPoller, ClusterSnapshot, part_problems
     from mooncache.errors import MasterUnavailable
 
-    async def once() -> tuple[Look, str, str]:
-        looker = Looker(where)
+    async def once() -> tuple[ClusterSnapshot, str, str]:
+        poller = ClusterPoller(where)
         try:
-            return await looker.look(with_metrics=False), looker.gateway_url, looker.conductor_target
+            return await poller.poll(with_metrics=False), poller.gateway_url, poller.conductor_target
         finally:
-            await looker.close()
+            await poller.close()
 
-    look, gateway_url, conductor_target = asyncio.run(once())
-    master_error = look.master_error or MasterUnavailable("The master did not answer.")
-    silent = look.conductor is None and not look.parts
-    if look.status is None and (silent or not master_error.retryable):  # a wrong token is wrong everywhere
+    snapshot, gateway_url, conductor_target = asyncio.run(once())
+    master_error = snapshot.master_error or MasterUnavailable("The master did not answer.")
+    silent = snapshot.conductor is None and not snapshot.parts
+    if snapshot.status is None and (
+        silent or not master_error.retryable
+    ):  # a wrong token is wrong everywhere
         raise master_error
-    document = status_document(look.status) if look.status is not None else {"master": None, "nodes": []}
-    document["parts"] = [asdict(part) for part in look.parts]
-    if look.status is None:
+    document = (
+        status_document(snapshot.status) if snapshot.status is not None else {"master": None, "nodes": []}
+    )
+    document["parts"] = [asdict(part) for part in snapshot.parts]
+    if snapshot.status is None:
         document["master_error"] = master_error.message
     if any(node["rails"] for node in document["nodes"]):
         document["no_rdma_here"] = choose.why_none(machine.look())
     if conductor_target:
         document["serving"] = {
-            "gateway": {"url": gateway_url, "reason": look.gateway_reason} if gateway_url else None,
+            "gateway": {"url": gateway_url, "reason": snapshot.gateway_reason} if gateway_url else None,
             "conductor": {
                 "target": conductor_target,
-                "reason": look.conductor_error,
-                **(look.conductor or {}),
+                "reason": snapshot.conductor_error,
+                **(snapshot.conductor or {}),
             },
-            "instances": look.instances or [],
+            "instances": snapshot.instances or [],
         }
     if json:
         print_json(document)
     else:
         if conductor_target:
             _show_serving(document["serving"])
-        if look.status is not None:
+        if snapshot.status is not None:
             _show_pool(document)
         else:
             console.print(f"master    {master_error.message}", style="red", markup=False, soft_wrap=True)
-        for line in part_problems(look.parts):
+        for line in part_problems(snapshot.parts):
             console.print(line, style="yellow", markup=False, soft_wrap=True)
-    return EXIT_OK if look.status is not None else exit_code_of(master_error.code)
+    return EXIT_OK if snapshot.status is not None else exit_code_of(master_error.code)
 
 
 def _show_serving(serving: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """`mooncache doctor`: is everything there, does it work together, and what to do where it does not.
 
-The findings are a pure function of one look at the cluster, so that every sentence can be tested.
+The findings are a pure function of one snapshot of the cluster, so that every sentence can be tested.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from mooncache.cli.common import AsJson, Where
 from mooncache.cli.findings import report
-from mooncache.cli.look import Look, Looker
+from mooncache.cli.snapshot import ClusterPoller, ClusterSnapshot
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.proto.v1 import common_pb2
@@ -21,52 +21,52 @@ from mooncache.worker.adapters.vllm import why_refused
 
 
 def findings(
-    look: Look,
+    snapshot: ClusterSnapshot,
     *,
     conductor_target: str,
     gateway_url: str,
     rdma_reason: str | None = None,
     engine_problem: str = "",
 ) -> list[Finding]:
-    """What one look says, the pool first.
+    """What one snapshot says, the pool first.
 
     Args:
-        look: what answered.
+        snapshot: what answered.
         conductor_target, gateway_url: where they should be; "" when there are none.
         rdma_reason: why this host does without RDMA, "" when it does not.
         engine_problem: why an engine, as this host is configured, must not be started; "" when nothing is wrong.
     """
-    found = [*_pool(look), *_rdma(look, rdma_reason)]
+    found = [*_pool(snapshot), *_rdma(snapshot, rdma_reason)]
     if engine_problem:
         found.append(
             Finding(BAD, "vLLM's settings", engine_problem, "change vllm.extra_args or vllm.dtype here")
         )
     if not conductor_target:
         return [*found, Finding(OK, "serving", "a pool alone: no conductor is configured here")]
-    if look.conductor_error:
+    if snapshot.conductor_error:
         advice = "check that `mooncache conductor` runs and that cluster.conductor_target is its address"
-        return [*found, Finding(BAD, "conductor", look.conductor_error, advice)]
+        return [*found, Finding(BAD, "conductor", snapshot.conductor_error, advice)]
     found.append(Finding(OK, "conductor", f"answers at {conductor_target}"))
     if gateway_url:
-        reason = look.gateway_reason
+        reason = snapshot.gateway_reason
         found.append(
             Finding(BAD, "gateway", reason, "see its log; it is ready once its engines are")
             if reason
             else Finding(OK, "gateway", f"ready at {gateway_url}/v1")
         )
-    return [*found, *_instances(look.instances or [])]
+    return [*found, *_instances(snapshot.instances or [])]
 
 
-def _pool(look: Look) -> list[Finding]:
-    if look.status is None:
-        message = look.master_error.message if look.master_error is not None else "did not answer"
+def _pool(snapshot: ClusterSnapshot) -> list[Finding]:
+    if snapshot.status is None:
+        message = snapshot.master_error.message if snapshot.master_error is not None else "did not answer"
         return [
             Finding(BAD, "master", message, "check that `mooncache master` runs and cluster.master_targets")
         ]
     found = [Finding(OK, "master", "a leader answers")]
-    if not look.status.directory_complete:
+    if not snapshot.status.directory_complete:
         found.append(Finding(WARN, "directory", "is being rebuilt", "wait: nodes report within seconds"))
-    nodes = list(look.status.nodes)
+    nodes = list(snapshot.status.nodes)
     active = [node for node in nodes if node.node.state == common_pb2.NODE_STATE_ACTIVE]
     if not active:
         found.append(Finding(BAD, "store nodes", "none is active", "start one: `mooncache store-node`"))
@@ -80,9 +80,9 @@ def _pool(look: Look) -> list[Finding]:
     return found
 
 
-def _rdma(look: Look, reason: str | None) -> list[Finding]:
+def _rdma(snapshot: ClusterSnapshot, reason: str | None) -> list[Finding]:
     """Whether the RDMA that nodes offer is used from here; nothing where none offers it."""
-    nodes = [] if look.status is None or reason is None else look.status.nodes
+    nodes = [] if snapshot.status is None or reason is None else snapshot.status.nodes
     offering = [node.node.node_id for node in nodes if any(rail.up for rail in node.node.rails)]
     if not offering:
         return []
@@ -135,18 +135,18 @@ def doctor(*, where: Where = Where(), json: AsJson = False) -> int:  # noqa: B00
         mooncache doctor
     """
 
-    async def look() -> list[Finding]:
-        looker = Looker(where)
+    async def poll() -> list[Finding]:
+        poller = ClusterPoller(where)
         try:
-            seen = await looker.look(with_metrics=False)
+            seen = await poller.poll(with_metrics=False)
         finally:
-            await looker.close()
+            await poller.close()
         return findings(
             seen,
-            conductor_target=looker.conductor_target,
-            gateway_url=looker.gateway_url,
+            conductor_target=poller.conductor_target,
+            gateway_url=poller.gateway_url,
             rdma_reason=choose.why_none(machine.look()),
-            engine_problem=why_refused(looker.config) if looker.config.worker.engine == "vllm" else "",
+            engine_problem=why_refused(poller.config) if poller.config.worker.engine == "vllm" else "",
         )
 
-    return report(asyncio.run(look()), as_json=json)
+    return report(asyncio.run(poll()), as_json=json)

@@ -18,7 +18,7 @@ from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json
 
 if TYPE_CHECKING:
-    from mooncache.cli.look import Look
+    from mooncache.cli.snapshot import ClusterSnapshot
 
 WINDOW = 10
 """Looks that rates are taken over."""
@@ -53,17 +53,17 @@ def top(
 
 
 async def _once(where: Where, interval_s: float, *, as_json: bool) -> int:
-    from mooncache.cli.look import Looker
+    from mooncache.cli.snapshot import ClusterPoller
     from mooncache.cli.top_view import frame, frame_document
 
-    looker = Looker(where)
+    poller = ClusterPoller(where)
     try:
-        before = await looker.look()
+        before = await poller.poll()
         _refuse_nothing(before)
         await asyncio.sleep(interval_s)
-        document = frame_document(await looker.look(), before, looker.gateway_url)
+        document = frame_document(await poller.poll(), before, poller.gateway_url)
     finally:
-        await looker.close()
+        await poller.close()
     if as_json:
         print_json(document)
     else:
@@ -71,34 +71,39 @@ async def _once(where: Where, interval_s: float, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _refuse_nothing(look: Look) -> None:
+def _refuse_nothing(snapshot: ClusterSnapshot) -> None:
     """When no part answers, the reason is the answer."""
-    if look.status is None and look.instances is None and not look.metrics and look.master_error is not None:
-        raise look.master_error
+    if (
+        snapshot.status is None
+        and snapshot.instances is None
+        and not snapshot.metrics
+        and snapshot.master_error is not None
+    ):
+        raise snapshot.master_error
 
 
 async def _live(where: Where, interval_s: float) -> None:
     from rich.live import Live
 
-    from mooncache.cli.look import Looker
+    from mooncache.cli.snapshot import ClusterPoller
     from mooncache.cli.top_view import frame, frame_document
 
-    looker = Looker(where)
-    looks: deque[Look] = deque(maxlen=WINDOW)
+    poller = ClusterPoller(where)
+    snapshots: deque[ClusterSnapshot] = deque(maxlen=WINDOW)
     ended = asyncio.Event()
     try:
-        looks.append(await looker.look())
-        _refuse_nothing(looks[0])
+        snapshots.append(await poller.poll())
+        _refuse_nothing(snapshots[0])
         with _keys(ended), Live(console=console, auto_refresh=False, screen=True) as live:
             while not ended.is_set():
-                looks.append(await looker.look())
-                document = frame_document(looks[-1], looks[0], looker.gateway_url)
+                snapshots.append(await poller.poll())
+                document = frame_document(snapshots[-1], snapshots[0], poller.gateway_url)
                 live.update(frame(document, console.width), refresh=True)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await ended.wait()
     finally:
-        await looker.close()
+        await poller.close()
 
 
 @contextlib.contextmanager

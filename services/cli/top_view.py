@@ -13,7 +13,7 @@ from mooncache.cli.cluster import status_document
 from mooncache.cli.common import word_of
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
-from mooncache.cli.look import Look, part_problems
+from mooncache.cli.snapshot import ClusterSnapshot, part_problems
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.proto.v1 import common_pb2
 from mooncache.reporting.output import human_age, human_bytes
@@ -28,7 +28,7 @@ _STATE_STYLES = {
 }
 
 
-def frame_document(now: Look, before: Look, gateway_url: str) -> dict[str, Any]:
+def frame_document(now: ClusterSnapshot, before: ClusterSnapshot, gateway_url: str) -> dict[str, Any]:
     """What `--json` prints and the frame shows."""
     interval_s = max(1e-3, now.taken_s - before.taken_s)
     gateway = now.metrics.get("gateway")
@@ -55,20 +55,20 @@ def frame_document(now: Look, before: Look, gateway_url: str) -> dict[str, Any]:
     }
 
 
-def _problems(look: Look) -> list[str]:
+def _problems(snapshot: ClusterSnapshot) -> list[str]:
     found = []
-    if look.master_error is not None:
-        found.append(f"master: {look.master_error.message}")
-    if look.conductor_error:
-        found.append(f"conductor: {look.conductor_error}")
-    if look.gateway_reason:
-        found.append(f"gateway: {look.gateway_reason}")
+    if snapshot.master_error is not None:
+        found.append(f"master: {snapshot.master_error.message}")
+    if snapshot.conductor_error:
+        found.append(f"conductor: {snapshot.conductor_error}")
+    if snapshot.gateway_reason:
+        found.append(f"gateway: {snapshot.gateway_reason}")
     found += [
         f"{row['instance_id']} is {row['state']}: {row['reason']}"
-        for row in look.instances or []
+        for row in snapshot.instances or []
         if row["state"] != InstanceState.READY and row["reason"]
     ]
-    return found + part_problems(look.parts)
+    return found + part_problems(snapshot.parts)
 
 
 def frame(document: dict[str, Any], width: int) -> RenderableType:

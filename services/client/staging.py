@@ -58,7 +58,7 @@ class _Kept:
         return int(self.stager.slots * self.stager.slot(0)[1])
 
 
-class Keeping:
+class UnfinishedCopies:
     """Stagers whose copies did not end in time, with what they copy from or to. Thread-safe; one for the process."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class Keeping:
             return sum(one.size_bytes() for one in self._kept)
 
 
-KEEPING = Keeping()
+UNFINISHED_COPIES = UnfinishedCopies()
 
 
 class Stagers:
@@ -109,7 +109,7 @@ class Stagers:
         kept = self._mine()
         size, stager = kept.get(ordinal, (0, None))
         if stager is None or size < need_bytes:
-            held = KEEPING.size_bytes()
+            held = UNFINISHED_COPIES.size_bytes()
             if held > KEPT_BYTES_MAX:
                 raise BackPressure(f"The GPU still runs abandoned copies of {held} bytes.")
             first = stager is None
@@ -126,7 +126,7 @@ class Stagers:
     def give_up(self, ordinal: int, stager: _native.GpuStager, slots: Sequence[int], owners: object) -> _Kept:
         """Keep the stager and `owners` until the device is through with the slots. This thread gets another one."""
         self._mine().pop(ordinal, None)
-        return KEEPING.keep(stager, slots, owners)
+        return UNFINISHED_COPIES.keep(stager, slots, owners)
 
     def _mine(self) -> dict[int, tuple[int, _native.GpuStager]]:
         mine: dict[int, tuple[int, _native.GpuStager]] = self._local.__dict__.setdefault("stagers", {})

@@ -24,7 +24,7 @@ from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State, cac
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.output import Output
-from mooncache.hf_engine.sampling import Chosen, choose
+from mooncache.hf_engine.sampling import SampledToken, choose
 from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.core.weighing import LoadWeighing, ShardLoad
@@ -438,7 +438,7 @@ class Engine:
             name, keys, blocks, sequence.trace, node=hint.store_node, is_awaited=hint.is_awaited
         )
 
-    def _chose(self, sequence: Sequence, chosen: Chosen, now_s: float) -> None:
+    def _chose(self, sequence: Sequence, chosen: SampledToken, now_s: float) -> None:
         sequence.tokens.append(chosen.token)
         self.metrics.generation_tokens.inc()
         cache = None
@@ -480,7 +480,7 @@ class Engine:
         finish: FinishReason,
         *,
         message: str = "",
-        chosen: Chosen | None = None,
+        chosen: SampledToken | None = None,
         stop_id: int | None = None,
     ) -> None:
         if sequence.state is State.DONE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mooncache.hf_engine.core.sequence import FinishReason
-from mooncache.hf_engine.sampling import Chosen
+from mooncache.hf_engine.sampling import SampledToken
 from mooncache.kvcache.leg_hint import CacheReport
 
 
@@ -15,7 +15,7 @@ class Output:
     and with the end."""
 
     index: int
-    chosen: Chosen | None = None
+    chosen: SampledToken | None = None
     finish: FinishReason | None = None
     stop_id: int | None = None
     cache: CacheReport | None = None

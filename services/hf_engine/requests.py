@@ -99,7 +99,7 @@ _AnyBody = TypeVar("_AnyBody", _ChatFields, _CompletionFields)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """A request that can be served: one sequence for each prompt and choice, choices of a prompt side by side."""
 
     chat: bool
@@ -125,7 +125,7 @@ class RequestLimits:
     eos_ids: frozenset[int]
 
 
-def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: bool) -> Asked:
+def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: bool) -> ParsedRequest:
     """The request of a decoded body.
 
     Raises:
@@ -152,7 +152,7 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
             raise InvalidArgument("prompt: it has to have at least one token.")
         if not 0 <= min(prompt) <= max(prompt) < limits.vocab:
             raise InvalidArgument(f"prompt: token ids have to be from 0 to {limits.vocab - 1}.")
-    return Asked(
+    return ParsedRequest(
         chat=chat,
         prompts=tuple(prompts),
         n=n,

@@ -8,8 +8,8 @@ from typing import Any
 from mooncache.hf_engine.core.sequence import FinishReason
 from mooncache.hf_engine.core.text import TextStream
 from mooncache.hf_engine.output import Output
-from mooncache.hf_engine.requests import Asked
-from mooncache.hf_engine.sampling import Chosen
+from mooncache.hf_engine.requests import ParsedRequest
+from mooncache.hf_engine.sampling import SampledToken
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.leg_hint import FIELD, CacheOutcome, CacheReport, most_loaded
 
@@ -22,7 +22,7 @@ class ChoiceBuilder:
     prompt: list[int]
     text: TextStream
     parts: list[str] = field(default_factory=list)
-    chosen: list[Chosen] = field(default_factory=list)
+    chosen: list[SampledToken] = field(default_factory=list)
     cache: CacheReport | None = None
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -34,7 +34,7 @@ class Delta:
     """What is new in a choice: text, tokens, and whether they are its first ones."""
 
     text: str
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[SampledToken, ...]
     first: bool
 
 
@@ -42,7 +42,7 @@ class CompletionBuilder:
     """The answer to one request as it grows."""
 
     def __init__(
-        self, asked: Asked, tokenizer: ChatTokenizer, *, ident: str, model: str, created: int
+        self, asked: ParsedRequest, tokenizer: ChatTokenizer, *, ident: str, model: str, created: int
     ) -> None:
         self.asked, self._tokenizer = asked, tokenizer
         self._head = {"id": ident, "created": created, "model": model}
@@ -69,7 +69,7 @@ class CompletionBuilder:
             return None
         first = not choice.chosen
         text = ""
-        new: tuple[Chosen, ...] = ()
+        new: tuple[SampledToken, ...] = ()
         if output.chosen is not None:
             choice.chosen.append(output.chosen)
             new = (output.chosen,)
@@ -189,7 +189,7 @@ class CompletionBuilder:
         )
 
     def _logprobs(
-        self, choice: ChoiceBuilder, chosen: list[Chosen] | tuple[Chosen, ...]
+        self, choice: ChoiceBuilder, chosen: list[SampledToken] | tuple[SampledToken, ...]
     ) -> dict[str, Any] | None:
         if self.asked.sampling[0].logprobs < 0:
             return None
@@ -210,7 +210,7 @@ class CompletionBuilder:
             "text_offset": offsets,
         }
 
-    def _chat_logprob(self, one: Chosen) -> dict[str, Any]:
+    def _chat_logprob(self, one: SampledToken) -> dict[str, Any]:
         return {
             **self._entry(one.token, one.logprob),
             "top_logprobs": [self._entry(token, value) for token, value in one.top],

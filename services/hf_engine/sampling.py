@@ -14,7 +14,7 @@ from mooncache.hf_engine.kv_memory import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class SampledToken:
     """One token. logprob and top (token, logprob; likeliest first) are those of the model, before temperature."""
 
     token: int
@@ -22,7 +22,7 @@ class Chosen:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def choose(logits: Tensor, sequences: Many[Sequence]) -> list[Chosen]:
+def choose(logits: Tensor, sequences: Many[Sequence]) -> list[SampledToken]:
     """The next token of each sequence from its row of logits."""
     scores = logits.cpu()
     greedy = scores.argmax(dim=-1).tolist()
@@ -58,9 +58,9 @@ def _sample(values: Tensor, sequence: Sequence) -> int:
     return int(index[torch.multinomial(ordered, 1, generator=sequence.random)])
 
 
-def _with_logprobs(token: int, values: Any, count: int) -> Chosen:
+def _with_logprobs(token: int, values: Any, count: int) -> SampledToken:
     if count < 0:
-        return Chosen(token)
+        return SampledToken(token)
     logs = torch.log_softmax(values, dim=-1)
     best, ids = logs.topk(count) if count else (logs[:0], logs[:0])
-    return Chosen(token, float(logs[token]), tuple(zip(ids.tolist(), best.tolist(), strict=True)))
+    return SampledToken(token, float(logs[token]), tuple(zip(ids.tolist(), best.tolist(), strict=True)))

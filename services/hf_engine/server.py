@@ -38,7 +38,7 @@ from mooncache.hf_engine.core.sequence import FinishReason, Sequence
 from mooncache.hf_engine.engine import Engine
 from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.request_scope import RequestScope
-from mooncache.hf_engine.requests import Asked, RequestLimits, parse
+from mooncache.hf_engine.requests import ParsedRequest, RequestLimits, parse
 from mooncache.hf_engine.responses import CompletionBuilder
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.passport import Passport
@@ -229,7 +229,7 @@ class _Stream(StreamingResponse):
             self._end()
 
 
-def _sequences(state: ServerState, asked: Asked, queue: asyncio.Queue[Output]) -> list[Sequence]:
+def _sequences(state: ServerState, asked: ParsedRequest, queue: asyncio.Queue[Output]) -> list[Sequence]:
     return [
         Sequence(
             tokens=list(prompt),

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mooncache.conductor.core.asked_work import AskedWork
 from mooncache.conductor.core.fairness import FairShares
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, Assignment
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import FadingMean
+from mooncache.conductor.core.offered_load import OfferedLoad
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy import crowding, find, overload
 from mooncache.conductor.core.policy.types import (
@@ -65,7 +65,7 @@ class SimScheduler:
         self._shares = FairShares() if world.trace.tenant is not None else None
         self._stay = FadingMean(STAY_PRIOR_S)
         self._lateness = Lateness()
-        self._asked = AskedWork()
+        self._offered_load = OfferedLoad()
         self.double_check = (
             options.rules.admission in overload.PAPERS
             if options.double_check is None
@@ -119,13 +119,13 @@ class SimScheduler:
             priority=0 if trace.priority is None else int(trace.priority[request.index]),
             tenant_share=1.0 if self._shares is None else self._shares.share(tenant, world.now_s),
             lateness=self._lateness.value,
-            demand=self._asked.lately(world.now_s),
+            demand=self._offered_load.lately(world.now_s),
             number=request.decision,
             affinity=tuple([blocks[at - 1] for at in _AFFINITY_DEPTHS[: len(blocks).bit_length()]]),
         )
         fleet = world.book.view(world.now_s)
         choice = self.policy.choose(policy_request, fleet, self._rules, world.rng)
-        self._asked.ask(crowding.cost_s(choice), world.now_s)
+        self._offered_load.add(crowding.cost_s(choice), world.now_s)
         world.record.totals.decisions += 1
         if world.options.on_decision is not None:
             world.options.on_decision(request.index, policy_request, fleet, choice, world.now_s)

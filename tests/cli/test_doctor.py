@@ -1,10 +1,10 @@
-"""Every sentence of the doctor, from looks made by hand."""
+"""Every sentence of the doctor, from snapshots made by hand."""
 
 import time
 from typing import Any
 
 from mooncache.cli.doctor import Finding, findings
-from mooncache.cli.look import Look
+from mooncache.cli.snapshot import ClusterSnapshot
 from mooncache.errors import MasterUnavailable
 from mooncache.proto.v1 import common_pb2, master_pb2
 
@@ -29,16 +29,16 @@ def row(name: str, **change: Any) -> dict[str, Any]:
     return {"instance_id": name, **usual, **change}
 
 
-def seen(*rows: dict[str, Any], **change: Any) -> Look:
-    look = Look(time.monotonic())
-    look.status, look.instances, look.gateway_reason = status(1), list(rows), ""
+def seen(*rows: dict[str, Any], **change: Any) -> ClusterSnapshot:
+    snapshot = ClusterSnapshot(time.monotonic())
+    snapshot.status, snapshot.instances, snapshot.gateway_reason = status(1), list(rows), ""
     for name, value in change.items():
-        setattr(look, name, value)
-    return look
+        setattr(snapshot, name, value)
+    return snapshot
 
 
-def findings_of(look: Look) -> list[Finding]:
-    return findings(look, conductor_target="c:1", gateway_url="http://g:1")
+def findings_of(snapshot: ClusterSnapshot) -> list[Finding]:
+    return findings(snapshot, conductor_target="c:1", gateway_url="http://g:1")
 
 
 def test_all_is_well() -> None:
@@ -74,28 +74,28 @@ def test_what_is_wrong_is_named_with_advice() -> None:
         (seen(row("a"), row("b", apart="cannot share: weights_digest")), "engine b", "weights_digest"),
         (seen(row("a", role="prefill")), "model m", "no engine that decodes"),
     ]
-    for look, what, text in cases:
-        wrong = [finding for finding in findings_of(look) if finding.grade != "ok"]
+    for snapshot, what, text in cases:
+        wrong = [finding for finding in findings_of(snapshot) if finding.grade != "ok"]
         assert [finding.what for finding in wrong] == [what], text
         assert text in wrong[0].found
         assert wrong[0].advice
 
 
 def test_rdma_that_is_offered_is_used_here_or_not() -> None:
-    look = seen()
-    look.status.nodes[0].node.rails.add(device="mlx5_0", port=1, up=True)
+    snapshot = seen()
+    snapshot.status.nodes[0].node.rails.add(device="mlx5_0", port=1, up=True)
     (used,) = (
-        f for f in findings(look, conductor_target="", gateway_url="", rdma_reason="") if f.what == "RDMA"
+        f for f in findings(snapshot, conductor_target="", gateway_url="", rdma_reason="") if f.what == "RDMA"
     )
     assert (used.grade, "offered by 1 of 1 nodes" in used.found) == ("ok", True)
     (unused,) = (
         f
-        for f in findings(look, conductor_target="", gateway_url="", rdma_reason="no RDMA port is usable")
+        for f in findings(snapshot, conductor_target="", gateway_url="", rdma_reason="no RDMA port is usable")
         if f.what == "RDMA"
     )
     assert (unused.grade, "no RDMA port is usable" in unused.found) == ("warn", True)
     assert "doctor rdma" in unused.advice
-    look.status.nodes[0].node.rails[0].up = False
+    snapshot.status.nodes[0].node.rails[0].up = False
     assert "RDMA" not in {
-        f.what for f in findings(look, conductor_target="", gateway_url="", rdma_reason="x")
+        f.what for f in findings(snapshot, conductor_target="", gateway_url="", rdma_reason="x")
     }

@@ -31,7 +31,7 @@ def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield made
     made.restore()
     deadline_s = time.monotonic() + 10
-    while staging.KEEPING.size_bytes():
+    while staging.UNFINISHED_COPIES.size_bytes():
         assert time.monotonic() < deadline_s, "the device is through and a buffer is kept"
 
 
@@ -167,15 +167,15 @@ def test_a_gpu_that_hangs_ends_the_call_and_keeps_what_it_may_touch(
     with pytest.raises(DeadlineExceeded, match="did not end the copies"):
         move(named, arrays, timeout_s=0.1)
     assert time.monotonic() - begun_s < 5
-    assert staging.KEEPING.size_bytes() == 200_000
+    assert staging.UNFINISHED_COPIES.size_bytes() == 200_000
     with pytest.raises(DeadlineExceeded):
         client.put_many(keys(2), arrays, timeout_s=0.1)  # with buffers of its own
-    assert staging.KEEPING.size_bytes() == 400_000
+    assert staging.UNFINISHED_COPIES.size_bytes() == 400_000
     monkeypatch.setattr(staging, "KEPT_BYTES_MAX", 300_000)
     with pytest.raises(BackPressure, match="400000 bytes"):
         client.put_many(keys(2), arrays, timeout_s=0.1)
     fake.hang(False)
-    wait_until(lambda: not staging.KEEPING.size_bytes(), "the buffers are free", every_s=0.001)
+    wait_until(lambda: not staging.UNFINISHED_COPIES.size_bytes(), "the buffers are free", every_s=0.001)
     assert client.get_many_into(names, arrays).hits == 2
     assert [array.read()[:2] for array in arrays] == [b"\x01\x01", b"\x02\x02"]
 

@@ -22,7 +22,7 @@ import pytest
 
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.cli.common import Where
-from mooncache.cli.look import Looker
+from mooncache.cli.snapshot import Looker
 from mooncache.client.state_dir import PartView, read_cluster_file
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.conductor.core.asked_work import CHANCE, AskedWork
 from mooncache.conductor.core.decisions import PoolAnswer, SchedulingRequest
+from mooncache.conductor.core.offered_load import CHANCE, OfferedLoad
 from mooncache.conductor.core.policy.crowding import BUCKETS, FADES_IN_S, cheaper_s, room_for_cheaper_s
 from mooncache.conductor.core.policy.types import Choice, Rules
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
@@ -25,9 +25,9 @@ asked = st.lists(costs, max_size=40)
 
 
 def demand_of(costs_s: list[float], at_s: float = 0.0) -> tuple[tuple[float, ...], ...]:
-    demand = AskedWork()
+    demand = OfferedLoad()
     for cost_s in costs_s:
-        demand.ask(cost_s, at_s)
+        demand.add(cost_s, at_s)
     return tuple(demand.lately(at_s))
 
 
@@ -57,9 +57,9 @@ def test_one_costly_request_may_be_chance_and_many_small_ones_are_not() -> None:
 
 
 def test_a_lasting_stream_is_seen_as_what_it_brings_and_is_forgotten_when_it_ends() -> None:
-    demand = AskedWork()
+    demand = OfferedLoad()
     for step in range(2000):
-        demand.ask(0.3, step * 0.1)
+        demand.add(0.3, step * 0.1)
     for sums, seconds in zip(demand.lately(200.0), FADES_IN_S, strict=True):
         assert sums[-1] / seconds == pytest.approx(3.0, rel=0.15)
     assert all(sums[-1] < 0.01 for sums in demand.lately(200.0 + 10 * max(FADES_IN_S)))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncache.client.keys import split_keys
-from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, AskPool, RequestBook
+from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, PoolQuery, RequestBook
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
@@ -111,10 +111,10 @@ def test_the_answer_is_not_known_until_the_pool_said_it() -> None:
     add(kept, 3 * SIZE + 1)
     first = kept.match("r", 0, 0.0, pool_usable=True)
     assert first.tokens is None
-    assert isinstance(first.ask, AskPool)
-    assert (len(first.ask.keys), first.ask.awaited) == (3 * 32, 0)
+    assert isinstance(first.query, PoolQuery)
+    assert (len(first.query.keys), first.query.awaited) == (3 * 32, 0)
     assert kept.pending()
-    assert kept.match("r", 0, 0.0, pool_usable=True) == dataclasses.replace(first, ask=None)
+    assert kept.match("r", 0, 0.0, pool_usable=True) == dataclasses.replace(first, query=None)
     answer(kept, [True, True, False])
     assert not kept.pending()
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_an_old_answer_is_not_believed() -> None:
     answer(kept, [True, True])
     late = kept.match("r", 0, ANSWER_TTL_S + 0.1, pool_usable=True)
     assert late.tokens is None
-    assert late.ask is not None
+    assert late.query is not None
 
 
 def test_nothing_is_asked_when_it_makes_no_sense() -> None:
@@ -149,7 +149,7 @@ def test_nothing_is_asked_when_it_makes_no_sense() -> None:
         kept.match("unknown", 0, 0.0, pool_usable=True)
     )
     add(kept, 2 * SIZE, name="local")
-    assert kept.match("local", 2 * SIZE, 0.0, pool_usable=True).ask is None
+    assert kept.match("local", 2 * SIZE, 0.0, pool_usable=True).query is None
     add(kept, 2 * SIZE, name="absent", ask={})
     assert kept.match("absent", 0, 0.0, pool_usable=False).tokens == 0
     heard = kept.cache_report("absent")
@@ -157,7 +157,7 @@ def test_nothing_is_asked_when_it_makes_no_sense() -> None:
     assert heard.outcome == "pool_absent"
     # a pool that is silent may be back before the blocks are due
     add(kept, 2 * SIZE, name="waits", ask={"wait_tokens": 2 * SIZE, "wait_ms": 1000})
-    asked = kept.match("waits", 0, 0.0, pool_usable=False).ask
+    asked = kept.match("waits", 0, 0.0, pool_usable=False).query
     assert asked is not None
     assert (asked.awaited, asked.deadline_s) == (2, 1.0)
     off = book(enabled=False)
@@ -168,11 +168,11 @@ def test_only_what_is_not_there_yet_is_awaited() -> None:
     kept = book(SHARDS)
     ask = {"wait_tokens": 3 * SIZE + 2, "wait_ms": 500}
     add(kept, 4 * SIZE, ask=ask)
-    found = kept.match("r", SIZE, 10.0, pool_usable=True).ask
+    found = kept.match("r", SIZE, 10.0, pool_usable=True).query
     assert found is not None
     assert (found.awaited, found.deadline_s) == (3 * 2, 10.5)  # two shards
     add(kept, 4 * SIZE, name="local", ask=ask)
-    found = kept.match("local", 3 * SIZE, 10.0, pool_usable=True).ask
+    found = kept.match("local", 3 * SIZE, 10.0, pool_usable=True).query
     assert found is not None
     assert found.awaited == 0
 
@@ -356,7 +356,7 @@ def test_a_prompt_with_more_keys_than_one_question_takes_is_asked_about_from_its
     kept = book(SHARDS)
     tokens = list(range(SIZE * (KEYS_ASKED_MAX // 2 + 3)))
     kept.add("r", tokens, salt="", params=None)
-    asked = kept.match("r", 0, 0.0, pool_usable=True).ask
+    asked = kept.match("r", 0, 0.0, pool_usable=True).query
     assert asked is not None
     assert len(asked.keys) == 32 * KEYS_ASKED_MAX
     answer(kept, [True] * KEYS_ASKED_MAX)
@@ -445,7 +445,7 @@ def test_after_a_preemption_nothing_is_told_twice() -> None:
     load(kept, 1)
     kept.loaded("r", 1, 1, 0.0)
     kept.plan_save("r", tokens, 2 * SIZE, range(1, 9), 99)
-    asked = kept.match("r", SIZE, 5.0, pool_usable=True).ask
+    asked = kept.match("r", SIZE, 5.0, pool_usable=True).query
     assert asked is not None
     assert asked.awaited == 0
     kept.answered("r", [True, True], "found", 0.0, 5.0)

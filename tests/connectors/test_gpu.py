@@ -60,7 +60,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield made
     made.restore()
     deadline_s = time.monotonic() + WAIT_S
-    while staging.KEEPING.size_bytes():
+    while staging.UNFINISHED_COPIES.size_bytes():
         assert time.monotonic() < deadline_s
 
 

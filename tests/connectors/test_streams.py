@@ -366,7 +366,7 @@ def test_a_promise_is_made_once() -> None:
     kept = book()
     add(kept, 4 * SIZE + 1, ask=AWAITS)
     first = kept.match("r", 0, 0.0, pool_usable=True)
-    assert first.ask is not None and first.ask.awaited == 0
+    assert first.query is not None and first.query.awaited == 0
     answer(kept, [True, False, True, False])
     for _ in range(3):  # until there is room for it
         assert kept.match("r", 0, 0.2, pool_usable=True).tokens == 4 * SIZE
@@ -400,12 +400,12 @@ def test_what_came_counts_and_is_not_saved_again() -> None:
 def test_what_is_short_when_the_pool_has_answered_waits_outside_for_the_rest_of_the_time() -> None:
     kept = book()
     add(kept, 4 * SIZE + 1, ask=AWAITS)
-    assert kept.match("r", 0, 0.0, pool_usable=True).ask is not None
+    assert kept.match("r", 0, 0.0, pool_usable=True).query is not None
     kept._streaming = Streaming(StreamMode.OFF, block_bytes=100)
     answer(kept, [True, False, False, False])
     outside = kept.match("r", 0, 0.1, pool_usable=True)
-    assert outside.tokens is None and outside.ask is not None and outside.waits is WaitPlace.OFF
-    assert (outside.ask.awaited, outside.ask.deadline_s, outside.ask.node) == (4, 1.0, "n1")
+    assert outside.tokens is None and outside.query is not None and outside.waits is WaitPlace.OFF
+    assert (outside.query.awaited, outside.query.deadline_s, outside.query.node) == (4, 1.0, "n1")
     answer(kept, [True] * 4)
     assert kept.match("r", 0, 0.3, pool_usable=True).tokens == 4 * SIZE
     transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
@@ -421,7 +421,7 @@ def test_a_pool_that_is_silent_or_a_time_that_is_over_makes_no_promise(
 ) -> None:
     kept = book()
     add(kept, 4 * SIZE + 1, ask=AWAITS)
-    asked = kept.match("r", 0, 0.0, pool_usable=pool_usable).ask
+    asked = kept.match("r", 0, 0.0, pool_usable=pool_usable).query
     assert asked is not None
     if not pool_usable:
         assert asked.awaited == 4

@@ -76,7 +76,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     yield made
     made.restore()
     deadline_s = soon()
-    while staging.KEEPING.size_bytes():
+    while staging.UNFINISHED_COPIES.size_bytes():
         assert time.monotonic() < deadline_s
 
 
@@ -129,12 +129,12 @@ def test_a_block_that_is_written_too_long_is_in_doubt(engine: Engine, gpu: FakeG
         write()
     doubt = caught.value
     assert doubt.error.code == DeadlineExceeded.code
-    assert not doubt.settled() and staging.KEEPING.size_bytes()
+    assert not doubt.settled() and staging.UNFINISHED_COPIES.size_bytes()
     doubt.wait(lambda _pause_s: True)  # the engine ends
     gpu.hang(False)
     doubt.wait(lambda pause_s: bool(time.sleep(pause_s)))
     assert doubt.settled() and engine.read(4) == expected(3)
-    assert not staging.KEEPING.size_bytes()
+    assert not staging.UNFINISHED_COPIES.size_bytes()
 
 
 def test_failing_copies_are_errors_and_the_next_ones_work(engine: Engine, gpu: FakeGpu) -> None:

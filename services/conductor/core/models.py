@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 
 from mooncache.conductor.core import learning
-from mooncache.conductor.core.asked_work import AskedWork
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import InstanceShape, SourceRates
-from mooncache.conductor.core.landing import Landings
+from mooncache.conductor.core.handover_stats import HandoverStats
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, LoadSource, TransferLearner
+from mooncache.conductor.core.offered_load import OfferedLoad
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
 from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, TransferCost
@@ -45,8 +45,8 @@ class ServedModel:
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
         self.lateness = Lateness()
-        self.asked = AskedWork()
-        self.landings = Landings(handover_margin_s)
+        self.offered_load = OfferedLoad()
+        self.handover_stats = HandoverStats(handover_margin_s)
         self.waited = Follower(
             1.0
         )  # how long decode legs wait, over how long their prompts are expected to take
@@ -90,7 +90,7 @@ class ServedModel:
         self.decodes.pop(name, None)
         for learners in (self.transfers, self.handovers, self.from_host, self.from_ssd):
             learners.pop(name, None)
-        self.landings.forget(name)
+        self.handover_stats.forget(name)
 
     def reported(self, instance: Instance, load: InstanceLoad, now_s: float) -> None:
         """Take in an engine's load: how fast it decodes, and what others have sent there."""
@@ -132,7 +132,7 @@ class ServedModel:
         kind = kind_of(info)
         learner = self.prefills.get(kind)
         heard = max(learner.count if learner is not None else 0, self.prefill_counts[kind])
-        return self.landings.wait_s(expected_s, heard)
+        return self.handover_stats.wait_s(expected_s, heard)
 
     def prefilled(self, info: InstanceInfo) -> None:
         """A prefill leg there has ended well."""
@@ -197,7 +197,7 @@ class ServedModel:
     def restarted(self, name: str) -> None:
         """Another engine of that name: what was learnt of its decoding is void, and no other engine uses it yet."""
         self.decodes.pop(name, None)
-        self.landings.forget(name)
+        self.handover_stats.forget(name)
         self.book.report(name, foreign_sequences=0.0, foreign_queue_s=0.0, kv_tokens=0.0)
         self.book.set(name, decode=self._decode(name))
 

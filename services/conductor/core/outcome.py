@@ -13,8 +13,8 @@ from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
 from mooncache.conductor.core.differences import Difference, PlannedCache, differences
 from mooncache.conductor.core.give_ups import AGAIN_S, GiveUpReason, GiveUps
+from mooncache.conductor.core.handover_stats import did_arrive
 from mooncache.conductor.core.in_flight import InFlight
-from mooncache.conductor.core.landing import came
 from mooncache.conductor.core.learning import LoadSource, load_source
 from mooncache.conductor.core.models import ModelBooks
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
@@ -212,8 +212,8 @@ class Outcomes:
         if not active.prefilled_s or not active.awaited_tokens:
             return
         if now_s - active.assigned_s < active.wait_s:
-            self.models.of(active.model).landings.observe(now_s - active.prefilled_s)
-        elif now_s - active.prefilled_s > self.models.of(active.model).landings.margin_s:
+            self.models.of(active.model).handover_stats.observe(now_s - active.prefilled_s)
+        elif now_s - active.prefilled_s > self.models.of(active.model).handover_stats.margin_s:
             self._judge(active, HandoverResult.MISSED, learned, now_s)
 
     def _handed_over(self, active: Active, cache: CacheReport, learned: Learned, now_s: float) -> None:
@@ -222,16 +222,16 @@ class Outcomes:
             return
         if cache.outcome is CacheOutcome.COMPUTED_FASTER:
             return  # the blocks had come; the engine did not want them
-        there = came(cache.hit_tokens, active.awaited_tokens, cache.outcome)
+        there = did_arrive(cache.hit_tokens, active.awaited_tokens, cache.outcome)
         self._judge(active, HandoverResult.LANDED if there else HandoverResult.MISSED, learned, now_s)
 
     def _judge(self, active: Active, handover: HandoverResult, learned: Learned, now_s: float) -> None:
         active.handover = learned.handover = handover
-        landings = self.models.of(active.model).landings
+        handover_stats = self.models.of(active.model).handover_stats
         if handover is HandoverResult.LANDED:
-            landings.landed(active.prefiller, active.decoder)
+            handover_stats.succeeded(active.prefiller, active.decoder)
         else:
-            landings.missed(active.prefiller, active.decoder, now_s)
+            handover_stats.failed(active.prefiller, active.decoder, now_s)
 
     def _computed(
         self,

@@ -64,16 +64,16 @@ class InstanceInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a worker tells beside its instance. worker_run: random number of its process, 0 when not said. The others
-    are what an operator asked of it, as an earlier conductor reported."""
+class RequestedState:
+    """What a worker registers beside its instance. worker_run: random number of its process, 0 when not known. The
+    others are what an operator asked of the instance, as an earlier conductor reported."""
 
     worker_run: int = 0
     drain: bool | None = None
     role_pinned: bool = False
 
 
-NO_WISHES = Wishes()
+NO_REQUEST = RequestedState()
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class Registry:
         return found
 
     def register(
-        self, info: InstanceInfo, state: InstanceState, now_s: float, wishes: Wishes = NO_WISHES
+        self, info: InstanceInfo, state: InstanceState, now_s: float, requested: RequestedState = NO_REQUEST
     ) -> tuple[Instance, int | None]:
         """Take an instance in; return it and the holder number whose contents are gone, if any.
 
@@ -202,14 +202,14 @@ class Registry:
         """
         known = self._instances.get(info.instance_id)
         if known is not None:
-            self._refuse_twin(known, info, wishes.worker_run, now_s)
+            self._refuse_twin(known, info, requested.worker_run, now_s)
         if known is None:
             if len(self._instances) >= self._count_max:
                 raise errors.LimitExceeded(f"{self._count_max} instances are registered already")
             holder = self._free.pop() if self._free else self._take_holder()
             known = Instance(info, holder, info.role, InstanceState.STARTING, now_s)
-            known.drain_wanted = wishes.drain
-            if wishes.role_pinned:
+            known.drain_wanted = requested.drain
+            if requested.role_pinned:
                 known.role_pinned, self._roles[info.instance_id] = True, info.role
             self._instances[info.instance_id] = known
             self._gone.pop(info.instance_id, None)
@@ -223,7 +223,7 @@ class Registry:
             known.load, known.sequence, known.want_full = InstanceLoad(), 0, False
             known.idle_since_s, known.short_since_s, known.surplus, known.foreign = None, None, 0, 0
         known.role = self._roles.get(info.instance_id, info.role)
-        known.reason, known.said, known.worker_run = "", state, wishes.worker_run
+        known.reason, known.said, known.worker_run = "", state, requested.worker_run
         self._heard(known, now_s)
         self._update_state(known, now_s)
         self._touch(known)
@@ -325,7 +325,7 @@ class Registry:
 
     @property
     def interval_s(self) -> float:
-        """How often each instance is to report: all of them together not more often than a conductor can well hear."""
+        """How often each instance is to report: all of them together no more often than a conductor can handle."""
         return max(self._report_interval_s, len(self._instances) / REPORTS_PER_S)
 
     def _pause_s(self, instance: Instance, now_s: float) -> float:

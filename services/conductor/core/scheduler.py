@@ -48,12 +48,12 @@ from mooncache.conductor.core.policy.types import (
 from mooncache.conductor.core.progress import ProgressReport
 from mooncache.conductor.core.records import DecisionRecord, DecisionState, Records
 from mooncache.conductor.core.registry import (
-    NO_WISHES,
+    NO_REQUEST,
     Instance,
     InstanceInfo,
     InstanceState,
     Registry,
-    Wishes,
+    RequestedState,
 )
 from mooncache.conductor.core.seen import SeenBlocks
 from mooncache.conductor.core.snapshot import copied, take
@@ -121,10 +121,10 @@ class Scheduler:
     # --- instances
 
     def register(
-        self, info: InstanceInfo, state: InstanceState, now_s: float, wishes: Wishes = NO_WISHES
+        self, info: InstanceInfo, state: InstanceState, now_s: float, requested: RequestedState = NO_REQUEST
     ) -> Instance:
         """Take an instance in. Raises LimitExceeded, StaleIncarnation."""
-        instance, lost = self.registry.register(info, state, now_s, wishes)
+        instance, lost = self.registry.register(info, state, now_s, requested)
         if lost is not None:
             self._lose(instance, now_s)
             self.models.restarted(instance)
@@ -241,8 +241,8 @@ class Scheduler:
         if not all_take:
             fleet = replace(fleet, ready=fleet.ready & takes)
         choice = self.policy.choose(policy_request, fleet, self.settings.rules, self._rng)
-        model.asked.ask(crowding.cost_s(choice), now_s)
-        policy_request, choice, avoided = self._landing(model, policy_request, fleet, choice, now_s)
+        model.offered_load.add(crowding.cost_s(choice), now_s)
+        policy_request, choice, avoided = self._avoid_pair(model, policy_request, fleet, choice, now_s)
         planned = PlannedRequest(arrival, policy_request, choice, fleet, block_tokens)
         planned.store_node = self._store_node(planned, kept[1])
         decision = self._record(planned)
@@ -254,7 +254,7 @@ class Scheduler:
                 self.work.take_over(earlier.decision_id, decision.decision_id)  # the gateway lets it go on
         return decision
 
-    def _landing(
+    def _avoid_pair(
         self, model: ServedModel, policy_request: Request, fleet: Fleet, choice: Choice, now_s: float
     ) -> tuple[Request, Choice, bool]:
         """Another choice when blocks did not come from the chosen prefill to the chosen decode instance.
@@ -263,7 +263,7 @@ class Scheduler:
         """
         if not choice.admitted or choice.prefill == NO_ROW:
             return policy_request, choice, False
-        if not model.landings.away(fleet.names[choice.prefill], fleet.names[choice.decode], now_s):
+        if not model.handover_stats.avoids(fleet.names[choice.prefill], fleet.names[choice.decode], now_s):
             return policy_request, choice, False
         alone = replace(policy_request, no_prefill=True)
         found = self.policy.choose(alone, fleet, self.settings.rules, self._rng)
@@ -294,7 +294,7 @@ class Scheduler:
         if instance is None:
             return
         choice = decision.choice
-        decision.handover_s = model.landings.margin_s
+        decision.handover_s = model.handover_stats.margin_s
         if decision.prefill:
             decision.wait_s = model.wait_s(instance.info, choice.total_s)
             decision.expected_wait_s = choice.total_s * model.waited.value
@@ -340,7 +340,7 @@ class Scheduler:
             priority=request.priority,
             tenant_share=self.shares.share(request.tenant, now_s),
             lateness=model.lateness.value,
-            demand=model.asked.lately(now_s),
+            demand=model.offered_load.lately(now_s),
             number=self._number,
             affinity=affinity(request.keys),
         )

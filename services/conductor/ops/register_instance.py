@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.conductor.core.registry import InstanceState, Wishes
+from mooncache.conductor.core.registry import InstanceState, RequestedState
 from mooncache.conductor.messages import STATES, info_of
 from mooncache.conductor.state import ConductorState
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
@@ -25,10 +25,10 @@ async def handle(
     said = STATES.get(request.instance.state, InstanceState.STARTING)
     if said not in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
         raise errors.InvalidArgument("a worker registers an instance that is starting, ready or draining")
-    wishes = Wishes(
+    requested = RequestedState(
         request.worker_run, request.drain if request.HasField("drain") else None, request.role_pinned
     )
-    instance = state.core.register(info, said, context.now_s, wishes)
+    instance = state.core.register(info, said, context.now_s, requested)
     state.announce()
     state.give_up()
     log.info(

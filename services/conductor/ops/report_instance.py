@@ -1,4 +1,4 @@
-"""ReportInstance: state, load and cache changes of an engine; the answer carries the conductor's wishes."""
+"""ReportInstance: state, load and cache changes of an engine; the answer says what the worker is to do."""
 
 from __future__ import annotations
 

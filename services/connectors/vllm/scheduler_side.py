@@ -225,15 +225,15 @@ class SchedulerSide:
         found = self._book.match(
             name, local_tokens, time.monotonic(), pool_usable=self.usable, memory=self._memory()
         )
-        if found.ask is not None and self._lookups is not None:
-            ask = found.ask
+        if found.query is not None and self._lookups is not None:
+            query = found.query
             question = LookupRequest(
                 name,
-                ask.keys,
-                ask.awaited,
-                ask.deadline_s,
-                node=ask.node,
-                limit_s=TIMEOUT_S if ask.limit_s is None else ask.limit_s,
+                query.keys,
+                query.awaited,
+                query.deadline_s,
+                node=query.node,
+                limit_s=TIMEOUT_S if query.limit_s is None else query.limit_s,
                 with_places=self._break_even is not None,
             )
             self._lookups.ask(question)

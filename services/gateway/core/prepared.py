@@ -1,7 +1,7 @@
 """What the gateway and the process that reads large bodies say to each other.
 
 The process (shell/preparing.py starts it) is asked twice: what does this body want (`Parse`), and, once the gateway
-knows model and tenant, which tokens and keys has its prompt (`Make`).
+knows model and tenant, which tokens and keys has its prompt (`Tokenize`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Parse(msgspec.Struct, tag=True, frozen=True):
     choice_count_max: int
 
 
-class Make(msgspec.Struct, tag=True, frozen=True):
+class Tokenize(msgspec.Struct, tag=True, frozen=True):
     """Tokens and keys of the body that was parsed last, for a model of that length (0: not known)."""
 
     source: TokenizerSource | None  # None: only what is forwarded
@@ -57,7 +57,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
     fault: Fault
 
 
-class Made(msgspec.Struct, tag=True, frozen=True):
+class Tokenized(msgspec.Struct, tag=True, frozen=True):
     """`tokens` and the rest: see `TokenizedPrompt`; `is_known` False: they cannot be known for sure."""
 
     forward: bytes
@@ -71,15 +71,15 @@ class Made(msgspec.Struct, tag=True, frozen=True):
     passport_root: bytes = b""
 
 
-ASKS: Any = Parse | Make | Drop
-ANSWERS: Any = Parsed | Refused | Made
+COMMANDS: Any = Parse | Tokenize | Drop
+ANSWERS: Any = Parsed | Refused | Tokenized
 
 
-def made(forward: bytes, tokenized: TokenizedPrompt | None) -> Made:
+def message_of(forward: bytes, tokenized: TokenizedPrompt | None) -> Tokenized:
     """As it travels."""
     if tokenized is None:
-        return Made(forward)
-    return Made(
+        return Tokenized(forward)
+    return Tokenized(
         forward,
         is_known=True,
         tokens=[tokens.tobytes() for tokens in tokenized.prompts],
@@ -92,7 +92,7 @@ def made(forward: bytes, tokenized: TokenizedPrompt | None) -> Made:
     )
 
 
-def tokenized_of(found: Made) -> TokenizedPrompt | None:
+def tokenized_of(found: Tokenized) -> TokenizedPrompt | None:
     """As it arrived."""
     if not found.is_known:
         return None

@@ -26,7 +26,7 @@ from mooncache.gateway.core.capture import CapturedPrompt
 from mooncache.gateway.core.faults import EndCode
 from mooncache.gateway.core.fleet import FleetModel
 from mooncache.gateway.core.plan import LegRecord
-from mooncache.gateway.core.prepared import Make
+from mooncache.gateway.core.prepared import Tokenize
 from mooncache.gateway.shell.account import BYTES_PER_TOKEN, Account
 from mooncache.gateway.shell.capture import Ticket
 from mooncache.gateway.shell.conductor import RequestPlanner
@@ -123,12 +123,12 @@ class Intake:
         state, caller = self._state, self._exchange.require_caller()
         has_source = False
 
-        def resolve(request: InferenceRequest) -> Make:
+        def resolve(request: InferenceRequest) -> Tokenize:
             nonlocal has_source
             self._resolve(request)
             source = state.tokenizers.source(self.model, self.salt)
             has_source = source is not None
-            return Make(source, self.model.max_model_tokens)
+            return Tokenize(source, self.model.max_model_tokens)
 
         started_s = state.clock.now_s()
         prepared = await state.preparing.prepare(

@@ -24,11 +24,11 @@ from mooncache.gateway.core.body import InferenceRequest, Prepared
 from mooncache.gateway.core.prepared import (
     ANSWERS,
     Drop,
-    Made,
-    Make,
     Parse,
     Parsed,
     Refused,
+    Tokenize,
+    Tokenized,
     tokenized_of,
 )
 
@@ -40,7 +40,7 @@ _END_S: Final = 5.0
 # Long enough that most of what a body was made into is free again, and a flood of bodies is not trimmed after each.
 _TRIM_S: Final = 1.0
 
-Resolve = Callable[[InferenceRequest], Make]
+Resolve = Callable[[InferenceRequest], Tokenize]
 
 
 class Preparing:
@@ -201,7 +201,7 @@ class _Reader:
             raise
         await self._send(msgspec.msgpack.encode(make))
         found = await self._receive()
-        if not isinstance(found, Made):
+        if not isinstance(found, Tokenized):
             raise EOFError
         return Prepared(request.request, found.forward, tokenized_of(found))
 

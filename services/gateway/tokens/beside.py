@@ -21,14 +21,14 @@ from mooncache.gateway import heap
 from mooncache.gateway.core import body, faults
 from mooncache.gateway.core.body import Content, InferenceRequest, TokenizedPrompt
 from mooncache.gateway.core.prepared import (
-    ASKS,
+    COMMANDS,
     Drop,
-    Make,
     Parse,
     Parsed,
     Refused,
+    Tokenize,
     TokenizerSource,
-    made,
+    message_of,
 )
 from mooncache.gateway.tokens.reader import PromptReader
 from mooncache.kvcache.identity import tokenizer_digest
@@ -68,7 +68,7 @@ def main() -> int:
     source, out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not come between two frames
     tokenizers = TokenizerCache(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
-    decoder = msgspec.msgpack.Decoder(ASKS)
+    decoder = msgspec.msgpack.Decoder(COMMANDS)
     while (frame := read_frame(source)) is not None:
         ask = decoder.decode(frame)
         assert isinstance(ask, Parse)
@@ -97,7 +97,7 @@ def serve(
     write_frame(out, Parsed(request))
     frame = read_frame(source)
     found = decoder.decode(frame) if frame is not None else Drop()
-    if not isinstance(found, Make):
+    if not isinstance(found, Tokenize):
         return
     try:
         body.check_ids(found.model_tokens, request, content)
@@ -105,11 +105,11 @@ def serve(
     except faults.Refusal as wrong:
         write_frame(out, Refused(wrong.fault))
         return
-    write_frame(out, made(body.forwarded(request, content), tokenized))
+    write_frame(out, message_of(body.forwarded(request, content), tokenized))
 
 
 def tokenize(
-    request: InferenceRequest, content: Content, make: Make, tokenizers: TokenizerCache
+    request: InferenceRequest, content: Content, make: Tokenize, tokenizers: TokenizerCache
 ) -> TokenizedPrompt | None:
     """Tokens and keys; None when they cannot be known for sure. Raises Refusal when they are too many."""
     source = make.source

@@ -87,7 +87,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Weighed:
+class LoadPlan:
     """What to load of the blocks that the pool has: the `load` leading ones of `found`, and why not all.
 
     Attributes:
@@ -335,18 +335,18 @@ class BreakEven:
             if speed.judge(count * self._block_bytes, compute_s)
         }
 
-    def weigh(self, blocks: int, now_s: float, places: Places = ()) -> Weighed:
+    def weigh(self, blocks: int, now_s: float, places: Places = ()) -> LoadPlan:
         """What to load of the blocks that the pool has: those before the first one on a slow path, and now and then a
         few more as a trial of that path."""
         if blocks <= 0:
-            return Weighed(0, 0)
+            return LoadPlan(0, 0)
         worth = blocks
         slow = first_slow = self._slow_paths(blocks, places)
         while slow and worth:
             worth = next((at for at in range(worth) if self._lies_on(self._at(at, places), slow)), 0)
             slow = self._slow_paths(worth, places) if worth else {}
         if worth == blocks:
-            return Weighed(blocks, blocks)
+            return LoadPlan(blocks, blocks)
         sizes = self._counts(blocks, places)
         times = {
             path: speed.seconds(sizes[path] * self._block_bytes) or 0.0 for path, speed in first_slow.items()
@@ -357,7 +357,7 @@ class BreakEven:
             first_slow[worst].trial_s = now_s + TRIAL_EVERY_S
             worth = min(blocks, worth + max(1, int(blocks * TRIAL_SHARE)))
         compute_s = blocks * self._block_tokens * self._token_s
-        return Weighed(blocks, worth, times[worst], compute_s, worst[1], is_trial)
+        return LoadPlan(blocks, worth, times[worst], compute_s, worst[1], is_trial)
 
     @staticmethod
     def _lies_on(at: tuple[str, ...], paths: Collection[Path]) -> bool:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from mooncache.client.results import BlockTier
 from mooncache.kvcache.core.break_even import (
     BreakEven,
+    LoadPlan,
     Pace,
-    Weighed,
     cut_reason,
     node_and_tier,
     place_name,
@@ -41,7 +41,7 @@ class LoadChoice:
     pace: Pace | None = None  # of the load that is under way
     reason: str = ""  # why blocks that the pool has were computed
     found_end: int = 0  # block before which the pool had all of them when they were weighed
-    weighed: Weighed | None = None  # what was decided when awaited blocks were not there yet
+    weighed: LoadPlan | None = None  # what was decided when awaited blocks were not there yet
     computed_faster: bool = False
     spared_said: bool = False
     load_cut: bool = False

@@ -20,9 +20,9 @@ from dataclasses import replace
 
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.connectors.vllm.core.request import (
-    AskPool,
     BlockTransfer,
     Matched,
+    PoolQuery,
     RequestState,
     Uncached,
     report_of,
@@ -220,7 +220,7 @@ class RequestBook:
         node, limit_s = request.hint.store_node if awaited else "", None
         if self._weighing is not None and not awaited and not request.promise_end:
             limit_s = self._weighing.known.ask_s(blocks - request.local_blocks)
-        return Matched(None, AskPool(request.request_id, keys, awaited, until_s, node, limit_s))
+        return Matched(None, PoolQuery(request.request_id, keys, awaited, until_s, node, limit_s))
 
     def _awaited(self, request: RequestState) -> int:
         """Leading blocks that another instance is computing; 0 when none is missing here."""
@@ -285,7 +285,7 @@ class RequestBook:
         places: Sequence[str] = (),
         reason: str = "",
     ) -> None:
-        """The pool's answer to `AskPool`; `outcome` UNKNOWN when it did answer, else `reason` may say why not.
+        """The pool's answer to `PoolQuery`; `outcome` UNKNOWN when it did answer, else `reason` may say why not.
 
         Args:
             places: where the keys lie that were asked for, as far as known.

@@ -13,7 +13,7 @@ from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
 
 
 @dataclass(frozen=True, slots=True)
-class AskPool:
+class PoolQuery:
     """Ask the pool about these keys; wait for the first `awaited` of them until `deadline_s`."""
 
     request_id: str
@@ -26,13 +26,13 @@ class AskPool:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """`tokens` that can be loaded; None means ask again later. `ask` has to be done first. `spared`: tokens that the
+    """`tokens` that can be loaded; None means ask again later. `query` has to be done first. `spared`: tokens that the
     pool has and that are computed, because that is faster; said once. `waits`: where awaited blocks are waited for;
     said once.
     """
 
     tokens: int | None
-    ask: AskPool | None = None
+    query: PoolQuery | None = None
     spared: int = 0
     waits: WaitPlace | None = None
 

@@ -31,7 +31,7 @@ class _SkippedPair:
     until_s: float = 0.0
 
 
-class Landings:
+class HandoverStats:
     """Success and time of the hand-over between pairs of one model's instances.
 
     margin_min_s: least time that blocks get to come after the expected end of their prefill.
@@ -42,16 +42,16 @@ class Landings:
         self._pairs: dict[tuple[str, str], _SkippedPair] = {}  # those where blocks did not come the last time
         self._lag = Follower(LAG_PRIOR_S)
 
-    def away(self, prefiller: str, decoder: str, now_s: float) -> bool:
-        """Whether the pair is to be left alone now."""
+    def avoids(self, prefiller: str, decoder: str, now_s: float) -> bool:
+        """Whether requests should not be sent to this pair now."""
         pair = self._pairs.get((prefiller, decoder))
         return pair is not None and now_s < pair.until_s
 
-    def landed(self, prefiller: str, decoder: str) -> None:
+    def succeeded(self, prefiller: str, decoder: str) -> None:
         """The blocks came."""
         self._pairs.pop((prefiller, decoder), None)
 
-    def missed(self, prefiller: str, decoder: str, now_s: float) -> float:
+    def failed(self, prefiller: str, decoder: str, now_s: float) -> float:
         """The blocks did not come; return for how long the pair is left alone."""
         pair = self._pairs.setdefault((prefiller, decoder), _SkippedPair())
         if now_s >= pair.until_s:  # of requests that were sent together one counts
@@ -84,7 +84,7 @@ class Landings:
         return min(WAIT_MAX_S, expected_s * WAIT_FACTOR + margin_s)
 
 
-def came(hit_tokens: float, awaited_tokens: int, outcome: CacheOutcome) -> bool:
+def did_arrive(hit_tokens: float, awaited_tokens: int, outcome: CacheOutcome) -> bool:
     """True when the decode leg's cache report means that the awaited blocks arrived."""
     return (
         outcome not in {CacheOutcome.TIMEOUT, CacheOutcome.FAILED} and hit_tokens >= _ENOUGH * awaited_tokens

@@ -19,7 +19,7 @@ from mooncache.conductor.core.policy.types import Floats
 CHANCE = 0.5  # standard deviations that are taken for chance
 
 
-class AskedLately:
+class OfferedLoadWindow:
     """For each memory, the seconds asked for by all requests up to each bucket, less what may be chance.
 
     They are added up when they are looked at: only for a request that waits, and after the answer.
@@ -39,7 +39,7 @@ class AskedLately:
         return iter(self._found)
 
 
-class AskedWork:
+class OfferedLoad:
     """The computing that was asked for lately. Times are seconds of one monotonic clock."""
 
     __slots__ = ("_as_of_s", "_asked")
@@ -49,7 +49,7 @@ class AskedWork:
         self._asked: Floats = np.zeros((2, len(FADES_IN_S), BUCKETS))
         self._as_of_s = 0.0
 
-    def ask(self, cost_s: float, now_s: float) -> None:
+    def add(self, cost_s: float, now_s: float) -> None:
         """Count a request that takes so many seconds of an instance; impossible costs are ignored."""
         if not 0 < cost_s < math.inf:
             return
@@ -57,9 +57,9 @@ class AskedWork:
         of_its_cost = self._asked[:, :, bucket(cost_s)]
         of_its_cost += ((cost_s,), (cost_s * cost_s,))
 
-    def lately(self, now_s: float) -> AskedLately:
+    def lately(self, now_s: float) -> OfferedLoadWindow:
         """What was asked for until now."""
-        return AskedLately(self._asked.copy(), max(0.0, now_s - self._as_of_s))
+        return OfferedLoadWindow(self._asked.copy(), max(0.0, now_s - self._as_of_s))
 
     def _fade(self, now_s: float) -> None:
         passed_s = now_s - self._as_of_s

@@ -1,6 +1,6 @@
-"""One look at a running cluster: master, conductor, gateway and every service's metrics, asked at the same time.
+"""A snapshot of a running cluster: master, conductor, gateway and every service's metrics, asked at the same time.
 
-A part that does not answer is missing from the picture, with the reason; the look never fails because of one part.
+A part that does not answer is missing from it, with the reason; a snapshot never fails because of one part.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mooncache.runtime.clock import SystemClock
 
 
 @dataclass
-class Look:
-    """What was seen. `*_error` is a sentence when the part did not answer."""
+class ClusterSnapshot:
+    """What the parts answered. `*_error` is a sentence when the part did not answer."""
 
     taken_s: float
     status: master_pb2.GetStatusResponse | None = None
@@ -55,8 +55,8 @@ def part_problems(parts: Iterable[PartView]) -> list[str]:
     return found
 
 
-class Looker:
-    """Looks again and again over the same connections, inside one event loop. `close` it."""
+class ClusterPoller:
+    """Takes snapshots over the same connections, inside one event loop. `close` it."""
 
     def __init__(self, where: Where) -> None:
         self._timeout_s = min(where.timeout_s, 10.0)
@@ -83,10 +83,12 @@ class Looker:
         if self._conductor is not None:
             await self._conductor.close()
 
-    async def look(self, *, with_metrics: bool = True) -> Look:
+    async def poll(self, *, with_metrics: bool = True) -> ClusterSnapshot:
         """Ask all parts at once."""
-        self.cluster = self._read()  # process ids and restarts change while `top` looks on
-        found = Look(time.monotonic(), parts=self.cluster.parts if self.cluster is not None else ())
+        self.cluster = self._read()  # process ids and restarts change while `top` runs
+        found = ClusterSnapshot(
+            time.monotonic(), parts=self.cluster.parts if self.cluster is not None else ()
+        )
         known = dict(self.cluster.metrics) if self.cluster is not None else {}
         addresses = known if with_metrics else {}
         await asyncio.gather(
@@ -98,7 +100,7 @@ class Looker:
         )
         return found
 
-    async def _master(self, found: Look) -> None:
+    async def _master(self, found: ClusterSnapshot) -> None:
         try:
             found.status = await self._link.call(
                 "GetStatus",
@@ -110,7 +112,7 @@ class Looker:
         except MooncacheError as error:
             found.master_error = error
 
-    async def _instances(self, found: Look) -> None:
+    async def _instances(self, found: ClusterSnapshot) -> None:
         if self._conductor is None:
             return
         request = conductor_pb2.ListInstancesRequest()
@@ -123,7 +125,7 @@ class Looker:
             return
         found.instances = [instance_row(view) for view in answer.instances]
 
-    async def _conductor_status(self, found: Look) -> None:
+    async def _conductor_status(self, found: ClusterSnapshot) -> None:
         if self._conductor is None:
             return
         request = conductor_pb2.GetConductorStatusRequest()
@@ -137,7 +139,7 @@ class Looker:
             )
             found.conductor = conductor_row(answer)
 
-    async def _gateway(self, found: Look, address: str) -> None:
+    async def _gateway(self, found: ClusterSnapshot, address: str) -> None:
         if not address:
             return
         status, body = await http_get(
@@ -148,7 +150,7 @@ class Looker:
         else:
             found.gateway_reason = reason_of(body) or "does not answer"
 
-    async def _metrics(self, found: Look, name: str, address: str) -> None:
+    async def _metrics(self, found: ClusterSnapshot, name: str, address: str) -> None:
         status, body = await http_get(
             address, "/metrics", token=self._token, timeout_s=min(2.0, self._timeout_s)
         )

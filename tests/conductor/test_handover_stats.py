@@ -13,7 +13,7 @@ from mooncache.conductor.core.decisions import (
     SchedulerSettings,
     SchedulingRequest,
 )
-from mooncache.conductor.core.landing import AWAY_FIRST_S, AWAY_MAX_S, Landings
+from mooncache.conductor.core.handover_stats import AWAY_FIRST_S, AWAY_MAX_S, HandoverStats
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
@@ -134,16 +134,16 @@ def test_blocks_get_the_configured_time_at_least() -> None:
 
 
 def test_a_restarted_engine_is_tried_again() -> None:
-    landings = Landings(scheduler_settings().handover_margin_s)
-    assert landings.missed("p", "d", 0.0) == AWAY_FIRST_S
-    assert landings.away("p", "d", 1.0)
-    assert not landings.away("p", "e", 1.0)
-    landings.forget("p")
-    assert not landings.away("p", "d", 1.0)
+    handover_stats = HandoverStats(scheduler_settings().handover_margin_s)
+    assert handover_stats.failed("p", "d", 0.0) == AWAY_FIRST_S
+    assert handover_stats.avoids("p", "d", 1.0)
+    assert not handover_stats.avoids("p", "e", 1.0)
+    handover_stats.forget("p")
+    assert not handover_stats.avoids("p", "d", 1.0)
     now_s = 0.0
     for _ in range(40):
-        now_s += landings.missed("p", "d", now_s)
-    assert landings.missed("p", "d", now_s) == AWAY_MAX_S
+        now_s += handover_stats.failed("p", "d", now_s)
+    assert handover_stats.failed("p", "d", now_s) == AWAY_MAX_S
 
 
 def test_what_is_handed_over_has_a_price_of_its_own() -> None:
