@@ -57,8 +57,6 @@ _EXPERTS: Final = frozenset(
         "store_node.prefault",
         "store_node.numa_node",
         "store_node.io_threads",
-        "store_node.max_connections",
-        "store_node.peer_timeout_s",
         "client.idle_timeout_s",
         "client.shm_enabled",
         "client.receive_pool_bytes",

@@ -90,13 +90,13 @@ class StoreNodeSection(Section):
     arena_device: str = Field(default="", pattern=r"^(cuda:[0-9]{1,3})?$")
     """GPU that blocks lie on, like cuda:0, with capacity_bytes of its memory; empty means host memory."""
     ssd_bytes: SizeBytes = 0
-    """Space on each disk for blocks that left memory, with all that is kept beside them; 0 means no SSD tier."""
+    """Size of the file on each disk, its index included; 0 means no SSD tier."""
     ssd_paths: Words = ()
     """Folders, files or block devices of the SSD tier, one a disk; empty means a folder inside state_dir."""
     ssd_write_bytes_per_s: SizeBytes = 0
-    """Bytes that may be written to each disk, as an average over a minute, so that it lasts; 0 means no limit."""
+    """Limit on the bytes written to each disk per second, averaged over a minute; 0 means no limit."""
     ssd_dwpd: float = Field(default=0.0, ge=0, le=100)
-    """Drive writes per day: the same limit, as times a day that a whole disk may be written; 0 means no limit."""
+    """Drive writes per day: the same limit in writes of the whole disk per day; 0 means no limit."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
     """Expected average size of blocks. With a smaller average the node runs out of slots before memory."""
     huge_pages: bool = True
@@ -104,23 +104,19 @@ class StoreNodeSection(Section):
     prefault: bool = True
     """Touch the whole arena before the first block; otherwise the first write to each page pays for it."""
     keep_memory: bool = False
-    """Leave blocks in memory to the next start of this node, also after kill -9; needs capacity_bytes."""
+    """Keep blocks in memory for the next start of this node, also after kill -9; needs capacity_bytes."""
     holder_path: OptionalPath = None
     """Socket of the process that holds memory between two starts; empty means a path inside state_dir."""
     hold_s: DurationS = Field(default=600.0, ge=1, le=86400)
-    """How long memory is held while the node does not run; then it is given back to the system."""
+    """How long memory is held while the node does not run; then the system gets it back."""
     numa_node: int = Field(default=-1, ge=-1, le=1023)
     """NUMA node of the arena's memory; -1 takes the node of the thread that first touches each page."""
     eviction: str = ""
     """Which blocks go first: mooncache (learns from the chains asked for; the default, also when empty), 2q or lru."""
     spare_idle_s: DurationS = Field(default=600.0, ge=1, le=86400)
-    """A copy that was made because many read the block goes again after so long without a read; never the last one."""
+    """An extra copy of a hot block is dropped when nothing has read it for this long; the last copy never is."""
     io_threads: int = Field(default=2, ge=1, le=64)
     """Threads of the data port."""
-    max_connections: int = Field(default=16384, ge=1, le=1_000_000)
-    """Connections that the data port takes."""
-    peer_timeout_s: DurationS = Field(default=15.0, ge=3, le=3600)
-    """Silence of a peer's host after which its data connections are closed."""
 
 
 class ClientSection(Section):

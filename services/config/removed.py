@@ -18,9 +18,10 @@ REMOVED: Final = frozenset(
     master.call_count_max master.drain_timeout_s master.node_count_max master.task_batch_blocks
     master.task_concurrency master.task_count_max master.task_timeout_s master.watch_wait_max_s
     store_node.call_count_max store_node.call_timeout_s store_node.copy_concurrency store_node.drain_timeout_s
-    store_node.event_log_capacity store_node.grant_timeout_s
+    store_node.event_log_capacity store_node.grant_timeout_s store_node.max_connections store_node.peer_timeout_s
     store_node.handshake_timeout_s store_node.idle_timeout_s store_node.max_block_bytes
     store_node.report_batch_blocks store_node.report_interval_s store_node.shards
+    hf.max_model_len
     rdma.retry_count
     vllm.load_failure_policy vllm.max_num_batched_tokens
     worker.call_timeout_s worker.event_count_max worker.health_interval_s worker.restart_backoff_first_s

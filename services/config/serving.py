@@ -189,8 +189,6 @@ class HfSection(Section):
     """Tokens of a block."""
     kv_cache_bytes: SizeBytes = Field(default=512 << 20, ge=1 << 20)
     """Memory for KV blocks."""
-    max_model_len: int = Field(default=0, ge=0)
-    """Longest prompt and answer together, in tokens; 0 means the model's."""
     batch_max: int = Field(default=16, ge=1, le=1024)
     """Sequences that decode together."""
     queue_max: int = Field(default=1024, ge=1, le=1_000_000)

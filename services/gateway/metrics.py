@@ -52,8 +52,7 @@ class GatewayMetrics:
         )
         self.waits_cut = metrics.counter(
             "waits_cut",
-            "Decode legs that were sent again because the blocks of their prefill leg had not come (not_come), as the "
-            "pool said when the time for them was up.",
+            "Decode legs sent again because the pool did not get the blocks of their prefill leg in time, by reason.",
             ("reason",),
         )
         self.retries = metrics.counter("retries", "Legs sent again.", ("leg",))

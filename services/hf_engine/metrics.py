@@ -13,7 +13,7 @@ mooncache_hf_pool_hits_total                 counter    prompt tokens loaded fro
 mooncache_hf_pool_loaded_bytes_total, _pool_load_seconds, _pool_load_failed_blocks_total
 mooncache_hf_pool_load_path_bytes_total{path}, _pool_save_path_bytes_total{path}: in place, or staged
 mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
-mooncache_hf_awaiting_requests_total{place}  counter    that awaited blocks: streamed, or why before the load
+mooncache_hf_awaiting_requests_total{place}  counter    that waited for blocks of another instance, by where
 mooncache_hf_break_even_tokens_total{reason} counter    tokens that the pool had, computed because loading was slower
 mooncache_hf_preemptions_total, _requests_finished_total{reason}, _steps_total
 mooncache_hf_client_…                        counter    the pool's client by way, RDMA port and node: client/figures.py
@@ -46,7 +46,7 @@ class HfMetrics:
         )
         self.tbt = make.histogram("inter_token_latency_seconds", "Time between two tokens.", buckets=_TBT_S)
         self.prompt_tokens = make.counter("prompt_tokens", "Prompt tokens.")
-        self.generation_tokens = make.counter("generation_tokens", "Tokens chosen.")
+        self.generation_tokens = make.counter("generation_tokens", "Tokens generated.")
         self.local_queries = make.counter(
             "prefix_cache_queries", "Prompt tokens looked up in the engine's own cache."
         )
@@ -63,7 +63,7 @@ class HfMetrics:
         self.pool_errors = make.counter("pool_errors", "Calls to the pool that failed.", ("what", "code"))
         self.awaiting = make.counter(
             "awaiting_requests",
-            "Sequences that awaited blocks of another instance: streamed, or why before the load.",
+            "Sequences that waited for blocks of another instance, by where they waited.",
             ("place",),
         )
         self.break_even_tokens = make.counter(

@@ -101,7 +101,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
     )
     runner.warm_up()
     capacity = runner.memory.blocks * section.block_tokens
-    tokens_max = min(section.max_model_len or runner.max_positions, runner.max_positions, capacity)
+    tokens_max = min(runner.max_positions, capacity)
     passport = passport_file.passport_of(folder, runner, config.cluster.state_dir)
     limits = RequestLimits(options.served_model_name or folder.name, tokens_max, runner.vocab, runner.eos_ids)
     metrics = HfMetrics()

@@ -52,8 +52,8 @@ class Event(enum.StrEnum):
     NODE_ARENA_READY = "node.arena_ready"  # the whole arena has memory
     NODE_MEMORY_ADOPTED = "node.memory_adopted"  # blocks of a former process are served again
     NODE_MEMORY_COLD = "node.memory_cold"  # a node that keeps its memory starts empty; `reason` says why
-    NODE_MEMORY_KEPT = "node.memory_kept"  # a holder has what the next start of the node takes over
-    NODE_MEMORY_NOT_KEPT = "node.memory_not_kept"  # no holder has it: the next start is empty
+    NODE_MEMORY_KEPT = "node.memory_kept"  # a holder keeps the memory for the next start of the node
+    NODE_MEMORY_NOT_KEPT = "node.memory_not_kept"  # no holder keeps the memory: the next start is empty
     NODE_MEMORY_CHECKED = "node.memory_checked"  # all adopted blocks were compared with their checksums
     NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
     REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
@@ -87,8 +87,8 @@ class Event(enum.StrEnum):
     INSTANCE_SET = "instance.set"  # an operator changed the role of an engine, or drains it
     INSTANCE_REBALANCED = "instance.rebalanced"  # an instance's role followed the load; see `needs_*`
     PREFIX_REPLICATED = "prefix.replicated"  # a hot prefix gets more copies in the pool
-    SPARES_RELEASED = "spares.released"  # copies on this node that were not read for a while went
-    SPARES_KEPT = "spares.kept"  # the master could not be asked to let spare copies go
+    SPARES_RELEASED = "spares.released"  # this node dropped copies that were not read for a while
+    SPARES_KEPT = "spares.kept"  # spare copies stay: the master did not answer, or refused
     PREFIX_TRIMMED = "prefix.trimmed"  # a prefix with fewer readers lost copies in the pool
     PREFIX_NOT_REPLICATED = "prefix.not_replicated"  # the master refused to change copies; retried later
     CACHE_REPORT_GAP = "cache.report_gap"  # a cache report shows a gap; a full one is requested

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from mooncache.store_node.metric_help import HELP
 from mooncache.store_node.state import StoreNodeState
 from mooncache.topology.counters import trouble_of
 
@@ -64,7 +65,7 @@ _LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
         {"crc_failures_in": "received", "crc_failures_stored": "stored"},
     ),
     "waits": (
-        "Waits for blocks to come that ended, by how.",
+        "Waits for blocks that ended, by how.",
         "end",
         {
             "waits_answered": "answered",
@@ -178,7 +179,7 @@ def families(stats: dict[str, int]) -> Iterator[Metric]:
         share = left["store_sampled_found"] / left["store_sampled_unlimited"]
         yield GaugeMetricFamily(
             f"{_PREFIX}hits_of_unlimited",
-            "Blocks found in chains asked for, over those a node without limit would have found; an estimate.",
+            "Estimated hits of this node over those of a node with unlimited memory.",
             value=share,
         )
     for name, (text, label, members) in _LABELLED.items():
@@ -187,14 +188,17 @@ def families(stats: dict[str, int]) -> Iterator[Metric]:
             if native in left:
                 family.add_metric([value], left.pop(native))
         yield family
-    grouped = (("requests_", "requests", "op"), ("connections_closed_", "connections_closed", "reason"))
-    for prefix, name, label in grouped:
-        family = CounterMetricFamily(f"{_PREFIX}{name}", f"Counted by {label}.", labels=[label])
+    grouped = (
+        ("requests_", "requests", "op", "Requests by operation."),
+        ("connections_closed_", "connections_closed", "reason", "Data connections closed, by reason."),
+    )
+    for prefix, name, label, text in grouped:
+        family = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=[label])
         for native in [key for key in left if key.startswith(prefix)]:
             family.add_metric([native.removeprefix(prefix)], left.pop(native))
         yield family
     for native, number in sorted(left.items()):
-        text = f"Native counter {native}."
+        text = HELP.get(native, f"Native counter {native}.")
         if native in _GAUGES:
             yield GaugeMetricFamily(f"{_PREFIX}{native}", text, value=number)
         else:

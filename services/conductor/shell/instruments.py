@@ -88,9 +88,13 @@ class ConductorMetrics:
             "trimmed_block_copies", "Copies of blocks that were dropped because fewer requests read them."
         )
         self.prefetches = metrics.counter(
-            "prefetches", "Calls that let blocks of an admitted prompt come up from disks.", ("outcome",)
+            "prefetches",
+            "Calls that prefetch blocks of an admitted prompt from disks, by outcome.",
+            ("outcome",),
         )
-        self.prefetched_blocks = metrics.counter("prefetched_blocks", "Blocks that came up by that.")
+        self.prefetched_blocks = metrics.counter(
+            "prefetched_blocks", "Blocks whose prefetch from disk was started."
+        )
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")
 
         for role in InstanceRole:
@@ -111,10 +115,10 @@ class ConductorMetrics:
         )
         self.give_ups = metrics.counter(
             "give_ups",
-            "Runs of blocks that will not come and were given up at the store nodes, by reason and outcome.",
+            "Runs of blocks that will not be written: the store nodes end the waits for them. By reason and outcome.",
             ("reason", "outcome"),
         )
-        self.ended_waits = metrics.counter("ended_waits", "Waits at store nodes that ended by that.")
+        self.ended_waits = metrics.counter("ended_waits", "Waits at store nodes that a give-up ended.")
         self.compared_legs = metrics.counter(
             "compared_legs", "Legs whose cache report was compared with the plan."
         )

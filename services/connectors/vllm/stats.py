@@ -27,7 +27,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "load_path_bytes": (PATH_TEXT.format("loaded from"), "path"),
     "load_failures": ("Blocks that could not be loaded, by reason.", "reason"),
     "awaiting_requests": (
-        "Requests that awaited blocks of another instance, by where: streamed, or why not (then before the load).",
+        "Requests that waited for blocks of another instance: streamed, or why they waited before the load.",
         "place",
     ),
     "break_even_tokens": (
@@ -44,7 +44,7 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
-    "lost_leg_reports": ("Decode legs of which the worker did not hear what the cache did.", ""),
+    "lost_leg_reports": ("Reports of decode legs that did not reach the worker.", ""),
     "defects": ("Errors inside the connector that did not reach the engine.", ""),
     **{name: (family.text, family.label) for name, family in FAMILIES.items() if name != RAIL_UP},
 }
