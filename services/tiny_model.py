@@ -115,7 +115,7 @@ def build(
     return folder
 
 
-def _marker_of(folder: Path) -> dict[str, Any] | None:
+def _marker_of(folder: Path) -> dict[str, object] | None:
     """Parameters that the folder was made with; None when the folder was not made here."""
     try:
         found = json.loads((folder / MARKER).read_text(encoding="utf-8"))
@@ -181,7 +181,7 @@ def _write_tokenizer(folder: Path, vocab: int, max_positions: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _llama_config(sizes: dict[str, int]) -> dict[str, Any]:
+def _llama_config(sizes: dict[str, int]) -> dict[str, object]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -225,12 +225,12 @@ class _NullAnswer:
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": "length"}
         return {**self._frame, "object": self._kinds[0], "choices": [choice], "usage": self._usage()}
 
-    def _event(self, delta: dict[str, Any], finish: str | None) -> bytes:
-        said: dict[str, Any] = {"delta": delta} if self._chat else {"text": delta["content"]}
+    def _event(self, delta: dict[str, object], finish: str | None) -> bytes:
+        said: dict[str, object] = {"delta": delta} if self._chat else {"text": delta["content"]}
         choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
         return _sse({**self._frame, "object": self._kinds[1], "choices": [choice]})
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> dict[str, object]:
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self.tokens,
@@ -239,7 +239,7 @@ class _NullAnswer:
         }
 
 
-def _sse(value: dict[str, Any]) -> bytes:
+def _sse(value: dict[str, object]) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -260,7 +260,7 @@ def _prompt_tokens(fields: dict[str, Any]) -> int:
     return sum(map(len, texts)) // 4
 
 
-def _error(message: str, code: int) -> dict[str, Any]:
+def _error(message: str, code: int) -> dict[str, object]:
     return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
 
 

@@ -118,7 +118,7 @@ def serve(hello: dict[str, Any], handlers: Mapping[str, Callable[..., dict[str, 
         _say(answer)
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _say(answer: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

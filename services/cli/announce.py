@@ -19,9 +19,9 @@ _PROMPT = "Tell me about the moon."
 _ANSWER_TOKENS = 32
 
 
-def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[str, Any]:
+def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[str, object]:
     """Everything about a running cluster. `serving` is there when the cluster has engines."""
-    document: dict[str, Any] = {
+    document: dict[str, object] = {
         "master_targets": [cluster.master_target],
         "state_dir": str(cluster.state_dir),
         "token_file": str(cluster.token_path),
@@ -72,7 +72,7 @@ def curl_line(serving: dict[str, Any]) -> str:
     )
 
 
-def python_lines(serving: dict[str, Any]) -> str:
+def python_lines(serving: dict[str, object]) -> str:
     """A program that works as it stands with the unmodified `openai` package."""
     return "\n".join(
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from cyclopts import App, CycloptsError, Group
 
@@ -133,7 +132,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", _PIPE_COLUMNS)
     try:
-        result: Any = build(tokens[1] if tokens[:1] == ["bench"] and len(tokens) > 1 else "")(
+        result: object = build(tokens[1] if tokens[:1] == ["bench"] and len(tokens) > 1 else "")(
             tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
         )
     except CycloptsError as error:

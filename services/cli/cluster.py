@@ -35,7 +35,7 @@ _EPOCH_MASK = (1 << 20) - 1
 _TERM_AGE_MAX_S = 10 * 365 * 86_400.0
 
 
-def _node_row(item: master_pb2.NodeStatus) -> dict[str, Any]:
+def _node_row(item: master_pb2.NodeStatus) -> dict[str, object]:
     node = item.node
     return {
         "node_id": node.node_id,

@@ -8,7 +8,7 @@ from mooncache.proto.v1 import conductor_pb2
 from mooncache.reporting.output import human_bytes
 
 
-def conductor_row(answer: conductor_pb2.GetConductorStatusResponse) -> dict[str, Any]:
+def conductor_row(answer: conductor_pb2.GetConductorStatusResponse) -> dict[str, object]:
     """GetConductorStatusResponse as a plain document; counts go back to the start of the conductor."""
     decisions = dict(sorted(answer.decisions.items()))
     admitted = decisions.pop("admitted", 0)

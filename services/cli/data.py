@@ -121,7 +121,7 @@ def get(
         except OSError as error:
             raise InvalidArgument(f"{out} cannot be written: {error.strerror}.") from None
     if json:
-        document: dict[str, Any] = {"key": key, "found": data is not None}
+        document: dict[str, object] = {"key": key, "found": data is not None}
         if data is not None:
             document["size_bytes"] = len(data)
             if out is None:

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
@@ -35,7 +35,7 @@ class _ChildMessage(msgspec.Struct):
     """One line of the pipe: a part that changed, and at the end the document or the error."""
 
     tell: tuple[str, PartNews] | None = None
-    document: dict[str, Any] | None = None
+    document: dict[str, object] | None = None
     token_created: bool = False
     error: _Failure | None = None
 

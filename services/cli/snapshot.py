@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from mooncache.cli.common import Where
 from mooncache.cli.conductor_view import conductor_row
@@ -35,8 +34,8 @@ class ClusterSnapshot:
     taken_s: float
     status: master_pb2.GetStatusResponse | None = None
     master_error: MooncacheError | None = None
-    instances: list[dict[str, Any]] | None = None
-    conductor: dict[str, Any] | None = None
+    instances: list[dict[str, object]] | None = None
+    conductor: dict[str, object] | None = None
     conductor_error: str = ""
     metrics: dict[str, MetricSamples] = field(default_factory=dict)
     gateway_reason: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -79,8 +79,8 @@ def _look(root: Path) -> Host:
     return machine.look(root)
 
 
-def _document(host: Host, other: Host | None) -> dict[str, Any]:
-    document: dict[str, Any] = {
+def _document(host: Host, other: Host | None) -> dict[str, object]:
+    document: dict[str, object] = {
         "host": msgspec.to_builtins(host),
         "places": [
             {

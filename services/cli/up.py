@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
@@ -218,7 +218,7 @@ def down(
     return _say_down({"stopped": True, "pid": found.pid, "killed": killed}, text, as_json=json)
 
 
-def _say_down(document: dict[str, Any], text: str, *, as_json: bool) -> int:
+def _say_down(document: dict[str, object], text: str, *, as_json: bool) -> int:
     if as_json:
         print_json(document)
     else:

@@ -342,7 +342,7 @@ def _path(cache: dict[str, Any]) -> str:
     return " staged" if staged >= loaded else f" ({staged / loaded:.0%} staged, the rest in place)"
 
 
-def _timeline(record: dict[str, Any]) -> None:
+def _timeline(record: dict[str, object]) -> None:
     rows = [(_ms(at_ms), what) for at_ms, what in timeline(record)]
     if rows:
         print_table("\ntime line", ("ms*", "what"), rows)

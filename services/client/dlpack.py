@@ -75,7 +75,7 @@ def _tensor(tensor: Any) -> tuple[Any, Any, int]:
     return capsule, view, (bit_count + 7) // 8
 
 
-def dlpack_range(tensor: Any) -> tuple[int, int, Any]:
+def dlpack_range(tensor: object) -> tuple[int, int, object]:
     """(address, bytes, what keeps them alive) of a contiguous tensor, wherever it is. Raises InvalidArgument."""
     capsule, view, size_bytes = _tensor(tensor)
     return (view.data or 0) + view.byte_offset, size_bytes, capsule

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mooncache._native import StagedTally
 from mooncache.client import buffers as buf
@@ -391,7 +391,7 @@ class ClientCore:
             return ()
         core = self._core()
 
-        def ask(positions: Sequence[int], left_s: float) -> list[dict[str, Any] | None]:
+        def ask(positions: Sequence[int], left_s: float) -> list[dict[str, object] | None]:
             return call_native(core.stat, pack_keys([block_keys[i] for i in positions]), left_s, cancel)
 
         answer = self._located(block_keys, self._timeout(timeout_s), ask, lambda item: item is None)

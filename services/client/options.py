@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 from mooncache.auth import parse_token, tenant_token
 from mooncache.client.host import host_id
@@ -117,7 +117,7 @@ class ClientOptions:
     receive_pool_bytes: int
     host_id: str
     tls: TlsSection
-    rdma: dict[str, Any]
+    rdma: dict[str, object]
 
     @classmethod
     def gather(
@@ -265,7 +265,7 @@ def new_native(options: ClientOptions) -> NativeClient:
     """The native client core for these options."""
     from mooncache import _native
 
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "key": options.key,
         "tenant": options.tenant,
         "admin": False,

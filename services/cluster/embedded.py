@@ -190,7 +190,7 @@ class EmbeddedCluster:
     def describe_instances(self) -> list[dict[str, Any]]:
         """The engines, one line each: instance_id, role, engine, model, url, pid of worker and engine."""
 
-        async def look() -> list[dict[str, Any]]:
+        async def look() -> list[dict[str, object]]:
             looking = Watch(self.layout, self.state_dir, self.token_path)
             try:
                 views = {view.instance.instance_id: view.instance for view in await looking.instances()}

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
 
 
-def _path(value: Any) -> Any:
+def _path(value: object) -> object:
     """A path with "~" resolved; None from an empty text."""
     if isinstance(value, (str, Path)):
         return Path(value).expanduser() if str(value) else None
     return value
 
 
-def _words(value: Any) -> Any:
+def _words(value: object) -> object:
     """A list from "a,b" (environment) or a TOML array."""
     return (
         tuple(word.strip() for word in value.split(",") if word.strip()) if isinstance(value, str) else value

@@ -36,7 +36,7 @@ class ExplainedSetting(NamedTuple):
     name: str
     value: Any
     source: str
-    default: Any
+    default: object
     help: str
     audience: Audience
 
@@ -73,9 +73,9 @@ def _unknown(name: str, known: list[str], source: str) -> ConfigInvalid:
     return ConfigInvalid(f"There is no setting {name} ({source}); {advice}")
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path) -> dict[str, object]:
     tables = read_toml(path, "configuration file", ConfigInvalid)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for section, table in tables.items():
         if section not in Config.model_fields:
             raise _unknown(section, list(Config.model_fields), str(path))
@@ -129,8 +129,8 @@ def load(
     return _build(values, sources)
 
 
-def _build(values: dict[str, Any], sources: dict[str, str]) -> Config:
-    tables: dict[str, dict[str, Any]] = {}
+def _build(values: dict[str, object], sources: dict[str, str]) -> Config:
+    tables: dict[str, dict[str, object]] = {}
     for name, value in values.items():
         if name not in _FIELDS:
             raise _unknown(name, list(_FIELDS), sources[name])
@@ -160,7 +160,7 @@ def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
     return " ".join(sentences)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else "" if value is None else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -156,7 +156,7 @@ class RdmaSection(Section):
     service_level: int = Field(default=0, ge=0, le=15)
     """Service level, which InfiniBand maps to lanes and RoCE to priorities."""
 
-    def native(self) -> dict[str, Any]:
+    def native(self) -> dict[str, object]:
         """As the native client and store server take it."""
         settings = {f"rdma_{name}": value for name, value in self.model_dump().items()}
         return settings | {"rdma_devices": list(self.devices)}

@@ -53,7 +53,7 @@ def parse_toml(text: str, where: str, error: type[MooncacheError]) -> dict[str, 
     return tables
 
 
-def toml_value(value: Any) -> str:
+def toml_value(value: object) -> str:
     """The value as TOML reads it back; what is neither a number, a truth value nor a list is text."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -64,9 +64,9 @@ def toml_value(value: Any) -> str:
     return json.dumps(str(value), ensure_ascii=False)
 
 
-def _refuse_large_integers(tables: dict[str, Any], where: str, error: type[MooncacheError]) -> None:
+def _refuse_large_integers(tables: dict[str, object], where: str, error: type[MooncacheError]) -> None:
     """TOML promises 64 bits. tomllib reads more, which no float holds: its readers would have to expect that."""
-    left: list[tuple[str, Any]] = [("", tables)]
+    left: list[tuple[str, object]] = [("", tables)]
     while left:
         name, value = left.pop()
         if isinstance(value, dict):

@@ -48,7 +48,7 @@ def _quantity(value: Any, units: dict[str, Any], what: str) -> float | int:
     return result
 
 
-def parse_size_bytes(value: Any) -> int:
+def parse_size_bytes(value: object) -> int:
     """Bytes from 1073741824, "1GiB" or "1.5 GB". Raises ValueError."""
     size = _quantity(value, _SIZE, 'a size; write bytes or for example "512MiB" or "8GiB"')
     if size != int(size):
@@ -56,7 +56,7 @@ def parse_size_bytes(value: Any) -> int:
     return int(size)
 
 
-def parse_duration_s(value: Any) -> float:
+def parse_duration_s(value: object) -> float:
     """Seconds from 1.5, "500ms" or "2h". Raises ValueError."""
     return float(_quantity(value, _DURATION, 'a duration; write seconds or for example "500ms" or "2min"'))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -24,7 +24,7 @@ from mooncache.errors import (
 )
 from mooncache.proto.etcd import etcd_pb2 as pb
 
-_OPTIONS: Final[list[tuple[str, Any]]] = [
+_OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),  # time for one connection attempt, despite its name
     ("grpc.max_reconnect_backoff_ms", 1000),

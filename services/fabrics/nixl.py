@@ -61,7 +61,7 @@ def unavailable_reason() -> str | None:
     return None
 
 
-def make_agent(name: str, backend: str = "UCX") -> Any:
+def make_agent(name: str, backend: str = "UCX") -> object:
     """A NIXL agent with one plugin. Raises TransportUnavailable with the reason."""
     if reason := unavailable_reason():
         raise TransportUnavailable(reason)
@@ -289,7 +289,7 @@ class NixlLink:
         pending.open_pieces += 1
         self._pieces.append(_Piece(pending, number, begin, size, handle))
 
-    def _let_go(self, handle: Any) -> None:
+    def _let_go(self, handle: object) -> None:
         with contextlib.suppress(Exception):  # of a transfer that is over: its outcome is known already
             self._agent.release_xfer_handle(handle)
 

@@ -149,9 +149,9 @@ def paged_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Any = None,
+    attention_mask: object = None,
     scaling: float | None = None,
-    **more: Any,
+    **more: object,
 ) -> tuple[Tensor, None]:
     """What transformers calls: `[1, heads, tokens, head size]` in, `[1, tokens, heads, head size]` out.
 

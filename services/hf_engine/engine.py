@@ -41,7 +41,7 @@ _JOIN_S = 30.0
 log = get_logger(__name__)
 
 
-Deliver = Callable[[list[tuple[Any, Output]]], None]
+Deliver = Callable[[list[tuple[object, Output]]], None]
 """Takes the outputs of one step: (sink, output). Called on the engine's thread."""
 
 

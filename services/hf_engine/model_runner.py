@@ -24,7 +24,7 @@ _BLOCKS_MIN = 2
 _MOVING_ROPE = frozenset({"dynamic", "longrope", "su"})
 
 
-def choose_device(wanted: str) -> Any:
+def choose_device(wanted: str) -> object:
     """The torch device; "auto" is a GPU when there is one. Raises ConfigInvalid."""
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -122,7 +122,7 @@ class ModelRunner:
             return found.logits[0].float()
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, object]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -147,7 +147,7 @@ def _refuse_other_attention(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _rope_kinds(config: dict[str, Any]) -> set[str]:
+def _rope_kinds(config: dict[str, object]) -> set[str]:
     """Kinds of rotary positions, in the old shape and the new one, for the model or for each kind of layer."""
     found: set[str] = set()
     for name in ("rope_scaling", "rope_parameters"):

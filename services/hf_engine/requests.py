@@ -24,7 +24,7 @@ _COMPLETION_TOKENS_DEFAULT = 16
 _INT64_MAX = 2**63 - 1
 
 # field -> values that mean "not used"
-_REFUSED: dict[str, tuple[Any, ...]] = {
+_REFUSED: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "best_of": (None, 1),
     "chat_template": (None,),
@@ -86,12 +86,12 @@ class _CompletionFields(_Body):
 
 class _ChatFields(_Body):
     messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, object]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=LOGPROBS_MAX)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
     reasoning_effort: str | None = Field(default=None, max_length=64)
 
 
@@ -125,7 +125,7 @@ class RequestLimits:
     eos_ids: frozenset[int]
 
 
-def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: bool) -> ParsedRequest:
+def parse(body: object, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: bool) -> ParsedRequest:
     """The request of a decoded body.
 
     Raises:
@@ -167,7 +167,7 @@ def parse(body: Any, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat: b
     )
 
 
-def _validated(kind: type[_AnyBody], body: dict[str, Any]) -> _AnyBody:
+def _validated(kind: type[_AnyBody], body: dict[str, object]) -> _AnyBody:
     try:
         return kind.model_validate(body)
     except ValidationError as error:

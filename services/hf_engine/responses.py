@@ -94,7 +94,7 @@ class CompletionBuilder:
             body["prompt_token_ids"] = self.choices[0].prompt
         return {**body, "usage": self.usage(), FIELD: self.cache_report().to_params()}
 
-    def _whole_choice(self, choice: ChoiceBuilder) -> dict[str, Any]:
+    def _whole_choice(self, choice: ChoiceBuilder) -> dict[str, object]:
         text = "".join(choice.parts)
         found: dict[str, Any] = {
             "index": choice.index,
@@ -114,7 +114,7 @@ class CompletionBuilder:
 
     # --- streamed --------------------------------------------------------------------------------------------
 
-    def chunk(self, choice: ChoiceBuilder, delta: Delta) -> dict[str, Any]:
+    def chunk(self, choice: ChoiceBuilder, delta: Delta) -> dict[str, object]:
         """The next event of a stream."""
         found: dict[str, Any] = {
             "index": choice.index,
@@ -136,18 +136,18 @@ class CompletionBuilder:
             body[FIELD] = self.cache_report().to_params()
         return body
 
-    def role_chunk(self, choice: ChoiceBuilder) -> dict[str, Any]:
+    def role_chunk(self, choice: ChoiceBuilder) -> dict[str, object]:
         """The first event of a choice of a chat."""
         delta = {"role": "assistant", "content": ""}
         return self._chunk([{"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def usage_chunk(self) -> dict[str, Any]:
+    def usage_chunk(self) -> dict[str, object]:
         """The last event when usage was asked for."""
         return {**self._chunk([]), "usage": self.usage()}
 
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, object]]) -> dict[str, object]:
         kind = "chat.completion.chunk" if self.asked.chat else "text_completion"
-        body: dict[str, Any] = {**self._head, "object": kind, "choices": choices}
+        body: dict[str, object] = {**self._head, "object": kind, "choices": choices}
         if self.asked.include_usage and choices:
             body["usage"] = None
         return body
@@ -190,7 +190,7 @@ class CompletionBuilder:
 
     def _logprobs(
         self, choice: ChoiceBuilder, chosen: list[SampledToken] | tuple[SampledToken, ...]
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, object] | None:
         if self.asked.sampling[0].logprobs < 0:
             return None
         if self.asked.chat:
@@ -210,13 +210,13 @@ class CompletionBuilder:
             "text_offset": offsets,
         }
 
-    def _chat_logprob(self, one: SampledToken) -> dict[str, Any]:
+    def _chat_logprob(self, one: SampledToken) -> dict[str, object]:
         return {
             **self._entry(one.token, one.logprob),
             "top_logprobs": [self._entry(token, value) for token, value in one.top],
         }
 
-    def _entry(self, token: int, value: float) -> dict[str, Any]:
+    def _entry(self, token: int, value: float) -> dict[str, object]:
         piece = self._piece(token)
         return {"token": piece, "logprob": value, "bytes": list(piece.encode())}
 

@@ -75,14 +75,14 @@ class ServerState:
     created: int
 
 
-def deliver_to(loop: asyncio.AbstractEventLoop) -> Callable[[list[tuple[Any, Output]]], None]:
+def deliver_to(loop: asyncio.AbstractEventLoop) -> Callable[[list[tuple[object, Output]]], None]:
     """Outputs of a step go to their requests' queues in one hop to the event loop."""
 
     def spread(outputs: list[tuple[Any, Output]]) -> None:
         for queue, output in outputs:
             queue.put_nowait(output)
 
-    def deliver(outputs: list[tuple[Any, Output]]) -> None:
+    def deliver(outputs: list[tuple[object, Output]]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(spread, outputs)
 
@@ -143,7 +143,7 @@ def _answering(handler: HttpHandler) -> HttpHandler:
     return answering
 
 
-def _error(message: str, status: int, kind: str) -> dict[str, Any]:
+def _error(message: str, status: int, kind: str) -> dict[str, object]:
     named = _PARAM.match(message)
     return {"message": message, "type": kind, "param": named[1] if named else None, "code": status}
 
@@ -154,11 +154,11 @@ async def _http_error(_: Request, error: Exception) -> Response:
     return _json({"error": _error(str(error.detail), error.status_code, kind)}, error.status_code)
 
 
-def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(content), status, headers, "application/json")
 
 
-def _model(state: ServerState) -> dict[str, Any]:
+def _model(state: ServerState) -> dict[str, object]:
     return {
         "id": state.limits.model,
         "object": "model",
@@ -170,7 +170,7 @@ def _model(state: ServerState) -> dict[str, Any]:
     }
 
 
-async def _body(request: Request) -> tuple[Any, int]:
+async def _body(request: Request) -> tuple[object, int]:
     """The decoded body and its size."""
     data = bytearray()
     async for piece in request.stream():
@@ -331,5 +331,5 @@ def _event(state: ServerState, answer: CompletionBuilder, sequences: list[Sequen
     return role + _data(answer.chunk(choice, delta))
 
 
-def _data(content: Any) -> bytes:
+def _data(content: object) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"

@@ -120,7 +120,7 @@ def _walks_content(template: str) -> bool:
     except jinja2.TemplateError:
         return False
 
-    def reads_content(node: Any) -> bool:
+    def reads_content(node: object) -> bool:
         while isinstance(node, nodes.Filter):
             node = node.node
         if isinstance(node, nodes.Getattr):
@@ -133,7 +133,7 @@ def _walks_content(template: str) -> bool:
         for call in tree.find_all(nodes.Call)
         if isinstance(call.node, nodes.Name) and any(reads_content(argument) for argument in call.args)
     }
-    inside: set[Any] = set()
+    inside: set[object] = set()
     for macro in tree.find_all(nodes.Macro):
         names = {argument.name for argument in macro.args}
         for loop in macro.find_all(nodes.For):

@@ -171,7 +171,7 @@ def _loose_tokenizer_files(folder: Path) -> list[str]:
     return names + sorted(path.name for path in folder.glob("*.tiktoken"))
 
 
-def _settings_of(path: Path) -> dict[str, Any]:
+def _settings_of(path: Path) -> dict[str, object]:
     """The settings in a file, without those that say where it comes from; empty when there is no file."""
     if not path.is_file():
         return {}
@@ -203,7 +203,7 @@ def code_digest(model_dir: Path | str) -> str:
     return digest_of([[path.name, _native.blake3(_read_small(path)).hex()] for path in files])
 
 
-def digest_of(content: Any) -> str:
+def digest_of(content: object) -> str:
     """Digest of plain data (what JSON can say), independent of the order of keys."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return _native.blake3(text.encode()).hex()
@@ -255,7 +255,7 @@ def _read_small(path: Path) -> bytes:
 # --- the memory of digests ---------------------------------------------------------------------------------------
 
 
-def _read_cache(state_dir: Path | None) -> dict[str, list[Any]]:
+def _read_cache(state_dir: Path | None) -> dict[str, list[object]]:
     """Path -> [size, mtime, inode, device, ctime, digest]; empty for whatever is not exactly that."""
     if state_dir is None:
         return {}
@@ -269,7 +269,7 @@ def _read_cache(state_dir: Path | None) -> dict[str, list[Any]]:
         return {}
 
 
-def _sound(entry: Any) -> bool:
+def _sound(entry: object) -> bool:
     return (
         isinstance(entry, list)
         and len(entry) == 6
@@ -280,7 +280,7 @@ def _sound(entry: Any) -> bool:
     )
 
 
-def _write_cache(state_dir: Path | None, known: dict[str, list[Any]]) -> None:
+def _write_cache(state_dir: Path | None, known: dict[str, list[object]]) -> None:
     """Whole or not at all; what another process wrote at the same moment may be lost and is then made again."""
     if state_dir is None:
         return

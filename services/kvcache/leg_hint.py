@@ -85,12 +85,12 @@ class LegHint:
         """Whether other legs may wait for what this leg computes of its prompt."""
         return self.role is LegRole.PREFILL or (self.role is LegRole.DECODE and not self.wait_tokens)
 
-    def to_params(self) -> dict[str, Any]:
+    def to_params(self) -> dict[str, object]:
         """The value of `kv_transfer_params`."""
         return {NAME: {"v": VERSION, **msgspec.to_builtins(self)}}
 
     @classmethod
-    def from_params(cls, params: Any) -> Self:
+    def from_params(cls, params: object) -> Self:
         """What a request says; defaults for fields that are missing or invalid."""
         return cls(**_known(cls, params))
 
@@ -125,17 +125,17 @@ class CacheReport:
     reason: str = ""  # why blocks that the pool had were computed, for people
     loaded_from: tuple[LoadedFrom, ...] = ()  # the places with the most blocks, as far as known
 
-    def to_params(self) -> dict[str, Any]:
+    def to_params(self) -> dict[str, object]:
         """The value of `kv_transfer_params` in the response."""
         return {NAME: {"v": VERSION, **msgspec.to_builtins(self)}}
 
     @classmethod
-    def from_params(cls, params: Any) -> Self | None:
+    def from_params(cls, params: object) -> Self | None:
         """What an engine said, None when it said nothing of ours."""
         return cls(**_known(cls, params)) if isinstance(params, dict) and NAME in params else None
 
 
-def _known(cls: type, params: Any) -> dict[str, Any]:
+def _known(cls: type, params: object) -> dict[str, Any]:
     """Fields of `cls` that are there with the right type; numbers are not negative."""
     given = params.get(NAME) if isinstance(params, dict) else None
     if not isinstance(given, dict):
@@ -158,12 +158,12 @@ def _known(cls: type, params: Any) -> dict[str, Any]:
 
 
 @cache
-def _kinds(cls: type) -> dict[str, Any]:
+def _kinds(cls: type) -> dict[str, object]:
     """The types of the fields, by name."""
     return {field.name: field.type for field in fields(cls)}
 
 
-def _places(value: Any) -> tuple[LoadedFrom, ...]:
+def _places(value: object) -> tuple[LoadedFrom, ...]:
     """Those that are what they should be, a few at most."""
     if not isinstance(value, list | tuple):
         return ()

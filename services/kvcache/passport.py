@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 from mooncache import _native
 from mooncache.errors import InvalidArgument
@@ -75,7 +74,7 @@ class Passport:
         except ValueError as error:
             raise InvalidArgument(str(error)) from None
 
-    def chain_keys(self, tokens: Sequence[int] | Any, parent: bytes | None = None) -> bytes:
+    def chain_keys(self, tokens: Sequence[int] | object, parent: bytes | None = None) -> bytes:
         """Keys of the complete blocks of `tokens`, 32 bytes each, concatenated.
 
         `tokens` is a sequence of token ids or a contiguous array of 32- or 64-bit integers (numpy, array).

@@ -41,7 +41,7 @@ def layout_of(tensor: Any) -> LayerLayout:
     return LayerLayout(tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size())
 
 
-def event_behind(device: Any) -> tuple[Any, int]:
+def event_behind(device: object) -> tuple[object, int]:
     """An event behind all that the calling thread's stream was given so far, and its CUDA handle.
 
     A step in the middle of a prompt is not waited for by any other reader, and its blocks are saved, or given back and

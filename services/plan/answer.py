@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from mooncache.plan.core.certainty import Certainty, SimulatedRun
 from mooncache.plan.core.estimate import Demand, Estimate, Layout
@@ -44,7 +43,7 @@ class PlanReport:
     curves: dict[str, list[float]]
 
 
-def rows_of(layout: Layout) -> dict[str, Any]:
+def rows_of(layout: Layout) -> dict[str, object]:
     """A layout as plain values."""
     return {
         "prefill": _role(
@@ -61,11 +60,11 @@ def rows_of(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _role(engine: str, machines: int, instances: int, measured: bool) -> dict[str, Any]:
+def _role(engine: str, machines: int, instances: int, measured: bool) -> dict[str, object]:
     return {"engine": engine, "machines": machines, "instances": instances, "measured": measured}
 
 
-def finalist_document(finalist: Finalist) -> dict[str, Any]:
+def finalist_document(finalist: Finalist) -> dict[str, object]:
     """One plan with all its numbers."""
     return {
         "name": finalist.plan.layout.name,
@@ -81,7 +80,7 @@ def finalist_document(finalist: Finalist) -> dict[str, Any]:
     }
 
 
-def document_of(answer: PlanReport) -> dict[str, Any]:
+def document_of(answer: PlanReport) -> dict[str, object]:
     """The whole answer for `--json`."""
     demand = answer.demand
     return {

@@ -24,7 +24,7 @@ CONFIG_NAME: Final = "mooncache.toml"
 CLUSTER_NAME: Final = "cluster.toml"
 
 
-def settings_of(answer: PlanReport) -> dict[str, dict[str, Any]]:
+def settings_of(answer: PlanReport) -> dict[str, dict[str, object]]:
     """The settings that a plan decides, by section."""
     layout, slo = answer.best.plan.layout, answer.spec.slo
     gpus = max(layout.prefill.gpus, layout.decode.gpus)

@@ -121,7 +121,7 @@ def _measured_disks(rows: list[dict[str, Any]], disk: Path | None, where: str) -
     return measured
 
 
-def _check_names(tables: dict[str, Any], where: str) -> None:
+def _check_names(tables: dict[str, object], where: str) -> None:
     for name, table in tables.items():
         if name == _SPEED:
             continue
@@ -140,7 +140,7 @@ def _check_names(tables: dict[str, Any], where: str) -> None:
                     raise PlanInvalid(f"{where}: {name} has no field {field}; {nearest(field, fields)}")
 
 
-def _implausible(tables: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _implausible(tables: dict[str, object]) -> Iterator[tuple[str, str]]:
     for name, table in tables.items():
         rows = table if isinstance(table, list) else [table] if isinstance(table, dict) else []
         for number, row in enumerate(rows, start=1):

@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -42,18 +41,18 @@ def exit_code_of(code: int) -> int:
     return by_group.get(code // 100, EXIT_MISS)
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.hex()
     return str(value)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """A table for people. Columns whose name ends in a number's unit are right-aligned."""
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:

@@ -30,7 +30,7 @@ _OPTIONS: Final = (
     ("grpc.max_metadata_size", 16384),
 )
 
-Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
+Behaviour = Callable[[bytes, object], Awaitable[bytes]]
 
 
 def address(host: str, port: int) -> str:

@@ -143,7 +143,7 @@ def redact_text(text: str) -> str:
     return _TOKEN.sub(_BLOT, text)
 
 
-def _redact_value(value: Any, depth: int) -> Any:
+def _redact_value(value: object, depth: int) -> object:
     if isinstance(value, str):
         return redact_text(value)
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -159,11 +159,11 @@ def _redact_value(value: Any, depth: int) -> Any:
     return redact_text(str(value))
 
 
-def _redact_field(name: str, value: Any, depth: int) -> Any:
+def _redact_field(name: str, value: object, depth: int) -> object:
     return _BLOT if name.lower() in _SECRET_FIELDS and value else _redact_value(value, depth)
 
 
-def redact(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def redact(_logger: object, _method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
     """structlog processor: no token and no raw bytes leave the process through a log line."""
     return {name: _redact_field(name, value, 0) for name, value in event.items()}
 
@@ -177,18 +177,18 @@ class Logger:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def debug(self, event: Event, **fields: Any) -> None:
+    def debug(self, event: Event, **fields: object) -> None:
         if _chosen:
             _chosen[0].debug(event.value, logger=self._name, **fields)
 
-    def info(self, event: Event, **fields: Any) -> None:
+    def info(self, event: Event, **fields: object) -> None:
         if _chosen:
             _chosen[0].info(event.value, logger=self._name, **fields)
 
-    def warning(self, event: Event, **fields: Any) -> None:
+    def warning(self, event: Event, **fields: object) -> None:
         _pipeline().warning(event.value, logger=self._name, **fields)
 
-    def error(self, event: Event, **fields: Any) -> None:
+    def error(self, event: Event, **fields: object) -> None:
         _pipeline().error(event.value, logger=self._name, **fields)
 
 
@@ -197,7 +197,7 @@ def get_logger(name: str) -> Logger:
     return Logger(name)
 
 
-def _make(stream: TextIO, level: str, log_format: LogFormat) -> Any:
+def _make(stream: TextIO, level: str, log_format: LogFormat) -> object:
     """Our own chain of processors, apart from structlog's global one, which belongs to the application."""
     human = log_format == "console" or (log_format == "auto" and stream.isatty())
     colors = human and stream.isatty()

@@ -94,7 +94,7 @@ class RpcTable:
     def __init__(
         self,
         service: ServiceDescriptor,
-        state: Any,
+        state: object,
         handlers: Mapping[str, Handler],
         *,
         admin_only: Collection[str] = (),

@@ -270,7 +270,7 @@ def span(
     kind: Kind = "internal",
     parent: TraceContext | None = None,
     root: bool = True,
-    **attributes: Any,
+    **attributes: object,
 ) -> Span:
     """A span to be entered with `with`.
 
@@ -310,5 +310,5 @@ def _new_trace() -> TraceContext:
     return TraceContext(made, secrets.token_hex(8), sampled)
 
 
-def _dotted(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _dotted(attributes: Mapping[str, object]) -> dict[str, object]:
     return {name.replace("__", "."): value for name, value in attributes.items() if value is not None}

@@ -80,11 +80,11 @@ def _unknown(where: str, key: str, known: tuple[str, ...]) -> ClusterInvalid:
     return ClusterInvalid(f"{where}: there is no field {key}; {nearest(key, known)}")
 
 
-def _make(kind: type, table: Any, where: str, folder: Path | None) -> Any:
+def _make(kind: type, table: object, where: str, folder: Path | None) -> object:
     if not isinstance(table, dict):
         raise ClusterInvalid(f"{where} is {table!r:.80}: it has to be a table")
     known = tuple(field.name for field in fields(kind))
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key, value in table.items():
         if key not in known:
             raise _unknown(where, key, known)
@@ -115,7 +115,7 @@ def _value(where: str, kind: type, key: str, value: Any) -> Any:
     raise ClusterInvalid(f"{where} is {value!r:.80}: it has to be {words.get(wanted, wanted)}")
 
 
-def _profile(value: Any, where: str, folder: Path | None) -> profiles.ModelProfile:
+def _profile(value: object, where: str, folder: Path | None) -> profiles.ModelProfile:
     """Take a built-in name, a file (ends with .toml), or a table."""
     if isinstance(value, str) and value.endswith(".toml"):
         return profiles.read((folder or Path()) / value)
@@ -150,7 +150,7 @@ def to_toml(spec: ClusterSpec) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _changed(row: Any, kind: type) -> list[str]:
+def _changed(row: object, kind: type) -> list[str]:
     found = []
     for field in fields(kind):
         value = getattr(row, field.name)

@@ -255,7 +255,7 @@ def from_table(table: dict[str, Any], where: str = "profile") -> ModelProfile:
     return ModelProfile(name=name, prefill=prefill, decode=decode, **numbers).check()
 
 
-def _prefill_of(table: Any, where: str) -> PrefillCost:
+def _prefill_of(table: object, where: str) -> PrefillCost:
     if isinstance(table, dict) and "points" in table:
         return fit_prefill(table["points"])
     return PrefillCost(
@@ -263,13 +263,13 @@ def _prefill_of(table: Any, where: str) -> PrefillCost:
     )
 
 
-def _decode_of(table: Any, where: str) -> DecodeCost:
+def _decode_of(table: object, where: str) -> DecodeCost:
     if isinstance(table, dict) and "points" in table:
         return fit_decode(table["points"])
     return DecodeCost(*_coefficients(table, ("base_s", "per_sequence_s", "per_token_s"), where))
 
 
-def _coefficients(table: Any, names: tuple[str, ...], where: str) -> list[float]:
+def _coefficients(table: object, names: tuple[str, ...], where: str) -> list[float]:
     wanted = f"a table with {', '.join(names)}, or with points = [[...], ...]"
     if not isinstance(table, dict) or set(table) - set(names):
         raise ProfileInvalid(f"{where}: {table!r:.120} is not {wanted}")
@@ -282,11 +282,11 @@ def _coefficients(table: Any, names: tuple[str, ...], where: str) -> list[float]
     return values
 
 
-def to_table(profile: ModelProfile) -> dict[str, Any]:
+def to_table(profile: ModelProfile) -> dict[str, object]:
     """The table that `from_table` reads back."""
     a, b, c, d = profile.prefill
     base, per_sequence, per_token = profile.decode
-    table: dict[str, Any] = {"name": profile.name}
+    table: dict[str, object] = {"name": profile.name}
     table |= {name: getattr(profile, name) for name in _NUMBERS}
     table["prefill"] = {"a_s": a, "b_s_per_token": b, "c_s_per_token2": c, "d_s_per_token": d}
     table["decode"] = {"base_s": base, "per_sequence_s": per_sequence, "per_token_s": per_token}

@@ -102,7 +102,7 @@ class World:
         self.index.bit(row)
         return node
 
-    def push(self, at_s: float, handler: Callable[..., None], *arguments: Any) -> None:
+    def push(self, at_s: float, handler: Callable[..., None], *arguments: object) -> None:
         """Call the handler at that time."""
         self.pushed += 1
         heapq.heappush(self.queue, (at_s, self.pushed, handler, arguments))

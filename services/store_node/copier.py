@@ -14,7 +14,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mooncache.client.keys import split_keys
 from mooncache.client.map_keeper import view_of_node
@@ -231,7 +231,7 @@ def _left_s(deadline_s: float) -> float:
     return max(0.05, deadline_s - time.monotonic())
 
 
-def _address(node: NodeView) -> tuple[Any, ...]:
+def _address(node: NodeView) -> tuple[object, ...]:
     return node.incarnation, node.tcp_host, node.tcp_port, node.unix_path, node.host_id
 
 
@@ -239,7 +239,7 @@ def _with_index(node: NodeView, index: int) -> NodeView:
     return dataclasses.replace(node, index=index, state=MapNodeState.ACTIVE, weight=1.0)
 
 
-def _as_dict(node: NodeView) -> dict[str, Any]:
+def _as_dict(node: NodeView) -> dict[str, object]:
     return {
         "index": node.index,
         "node_id": node.node_id,

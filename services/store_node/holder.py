@@ -21,7 +21,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 MESSAGE_BYTES_MAX: Final = 4096
 FILES_MAX: Final = 250
@@ -33,7 +33,7 @@ _REQUEST_S: Final = 5.0
 _IDLE_S: Final = 60.0
 _TICK_S: Final = 0.5
 _NAME_MAX: Final = 128
-HolderAnswer = tuple[dict[str, Any], list[int]]
+HolderAnswer = tuple[dict[str, object], list[int]]
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
@@ -75,7 +75,7 @@ class Holder:
         """Whether there is anything to stay for."""
         return bool(self._held)
 
-    def answer(self, request: dict[str, Any], files: list[int], pid: int, now_s: float) -> HolderAnswer:
+    def answer(self, request: dict[str, object], files: list[int], pid: int, now_s: float) -> HolderAnswer:
         """The answer and the descriptors that go with it. What of `files` is kept is taken out of the list.
 
         Raises:
@@ -136,7 +136,7 @@ class Holder:
         return {"files": len(held.files)}, list(held.files)
 
     def _keep(
-        self, name: str, request: dict[str, Any], files: list[int], pid: int, now_s: float
+        self, name: str, request: dict[str, object], files: list[int], pid: int, now_s: float
     ) -> HolderAnswer:
         hold_s = request.get("hold_s")
         if not isinstance(hold_s, int | float) or not 0 < hold_s <= HOLD_S_MAX:
@@ -153,7 +153,7 @@ class Holder:
         return {}, []
 
 
-def _row(held: _Held) -> dict[str, Any]:
+def _row(held: _Held) -> dict[str, object]:
     return {"files": len(held.files), "bytes": held.size_bytes, "pid": held.pid}
 
 
@@ -238,7 +238,7 @@ class _HolderServer:
         peer.close()
 
 
-def parsed(data: bytes, flags: int) -> dict[str, Any]:
+def parsed(data: bytes, flags: int) -> dict[str, object]:
     """The request in a message. Raises RequestRefused when there is none."""
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         raise RequestRefused(f"a request has at most {MESSAGE_BYTES_MAX} bytes and {FILES_MAX} files")
@@ -257,7 +257,7 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def send(connection: socket.socket, message: dict[str, Any], files: list[int]) -> None:
+def send(connection: socket.socket, message: dict[str, object], files: list[int]) -> None:
     """One message; the kernel takes it as a whole. Raises OSError."""
     control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
     connection.sendmsg([json.dumps(message).encode()], control)

@@ -308,7 +308,7 @@ def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
 
 def server_settings(
     config: Config, identity: NodeIdentity, capacity_bytes: int, secret: bytes
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The native server's configuration."""
     node = config.store_node
     settings: dict[str, Any] = {

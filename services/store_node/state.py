@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -139,11 +140,11 @@ class StoreNodeState:
         self.wake_membership.set()
 
 
-def arena_gone(stats: dict[str, Any]) -> bool:
+def arena_gone(stats: Mapping[str, int]) -> bool:
     """Whether the memory of the blocks does not answer now (a GPU that hangs)."""
     return stat(stats, "store_arena_gone") != 0
 
 
-def stat(stats: dict[str, Any], name: str) -> int:
+def stat(stats: Mapping[str, int], name: str) -> int:
     """A counter of the native server, 0 when this version does not have it."""
     return int(stats.get(name, 0))

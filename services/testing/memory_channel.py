@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
@@ -53,7 +53,7 @@ class MemoryNetwork:
         self.counts: Counter[str] = Counter()  # sent, lost, blocked, duplicated, delivered, refused
         self._servers: dict[str, tuple[OpRunner, Authenticates]] = {}
         self._blocked: set[tuple[str, str]] = set()
-        self._work: dict[str, set[asyncio.Task[Any]]] = {}
+        self._work: dict[str, set[asyncio.Task[object]]] = {}
 
     def serve(self, address: str, runner: OpRunner, authenticator: Authenticates) -> None:
         """Let a service listen at an address; replaces the one that listened there."""
@@ -127,7 +127,7 @@ class MemoryNetwork:
         self.own(address, task)
         return task
 
-    def own(self, address: str, task: asyncio.Task[Any]) -> None:
+    def own(self, address: str, task: asyncio.Task[object]) -> None:
         """Tie a task to an address: killing what listens there ends the task."""
         tasks = self._work.setdefault(address, set())
         tasks.add(task)
@@ -155,7 +155,7 @@ async def _serve(
     return response.SerializeToString()
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
+def _look_at(task: asyncio.Task[object]) -> None:
     """Take a finished task's exception, so that an answer that is not awaited gives no warning."""
     if not task.cancelled():
         task.exception()

@@ -65,7 +65,7 @@ class _VirtualSelector:
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self._loop = loop
 
-    def select(self, timeout: float | None) -> list[Any]:
+    def select(self, timeout: float | None) -> list[object]:
         if timeout is None:
             raise VirtualDeadlockError(
                 "every task waits for something that no timer and no other task will bring"
@@ -98,7 +98,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self._ready.extend(handles)
         super()._run_once()  # type: ignore[misc]
 
-    def _process_events(self, event_list: list[Any]) -> None:
+    def _process_events(self, event_list: list[object]) -> None:
         """No events ever come."""
 
     def _write_to_self(self) -> None:

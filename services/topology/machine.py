@@ -65,7 +65,9 @@ def why_off(config: Config) -> str:
     return ""
 
 
-def _judged(devices: Sequence[RdmaDevice], settings: Mapping[str, Any]) -> tuple[tuple[RdmaDevice, ...], str]:
+def _judged(
+    devices: Sequence[RdmaDevice], settings: Mapping[str, object]
+) -> tuple[tuple[RdmaDevice, ...], str]:
     """The devices with what the engine says of each port; unchanged, and why, when it cannot ask libibverbs."""
     try:
         said = _native.rdma_ports(dict(settings))

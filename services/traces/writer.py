@@ -6,7 +6,7 @@ import gzip
 import os
 import uuid
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
@@ -42,7 +42,7 @@ def _write_lines(trace: Trace, file: IO[bytes] | gzip.GzipFile) -> None:
         more = [(name, column[begin:end].tolist()) for name, column in optional]
         lines = []
         for row in range(end - begin):
-            line: dict[str, Any] = {
+            line: dict[str, object] = {
                 "timestamp": milliseconds(times[row]),
                 "input_length": inputs[row],
                 "output_length": outputs[row],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import msgspec
@@ -49,7 +49,7 @@ class EngineHttp:
                 return body.decode("utf-8", "replace")
         return None
 
-    async def json(self, url: str, path: str, timeout_s: float) -> Any:
+    async def json(self, url: str, path: str, timeout_s: float) -> object:
         """The JSON answer of a path; None when there is none."""
         with contextlib.suppress(*_ERRORS):
             status, body = await self._get(url + path, timeout_s, _ANSWER_BYTES_MAX)

@@ -164,7 +164,7 @@ def relay_rows(
     )
     report.add(row)
     progress("streams at a pace")
-    paced: dict[str, Any] = {
+    paced: dict[str, object] = {
         "streams": options.paced_streams,
         "output": options.paced_events,
         "rate": options.paced_events_per_s,
@@ -196,7 +196,7 @@ def _p99(values: list[float]) -> float:
     return sorted(values)[int(0.99 * len(values))]
 
 
-def _timed(work: Callable[[], Any]) -> float:
+def _timed(work: Callable[[], object]) -> float:
     """Processor time of this thread: a busy machine does not make one of two compared works slower."""
     started = time.thread_time()
     work()

@@ -115,7 +115,7 @@ class LoadGenerator:
         """
         return self._run(self._first_token(targets, tokens, concurrency, requests, output, rate))
 
-    def turns(self, targets: list[LoadTarget], tokens: int, added: int, requests: int) -> dict[str, Any]:
+    def turns(self, targets: list[LoadTarget], tokens: int, added: int, requests: int) -> dict[str, object]:
         """Milliseconds to the first event of a first and of a later turn, and the tokenizer's own for the new text."""
         return self._run(self._turns(targets, tokens, added, requests))
 
@@ -127,7 +127,7 @@ class LoadGenerator:
         answer: dict[str, Any] = self._loop.run_until_complete(work)
         return answer
 
-    def _body(self, target: LoadTarget, messages: list[dict[str, Any]], output: int, rate: float) -> bytes:
+    def _body(self, target: LoadTarget, messages: list[dict[str, object]], output: int, rate: float) -> bytes:
         body = {"model": target["model"], "messages": messages, "stream": True, "max_tokens": output}
         if rate:
             body["null_events_per_s"] = rate
@@ -144,7 +144,7 @@ class LoadGenerator:
         requests: int,
         output: int,
         rate: float,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         times: list[list[float]] = [[] for _ in targets]
         took_s = [0.0 for _ in targets]
         rounds = max(1, requests // max(16, concurrency))

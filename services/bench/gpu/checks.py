@@ -31,7 +31,7 @@ _TESTS = Path(__file__).resolve().parents[3] / "tests" / "gpu"
 _TESTS_S = 120.0
 _DISTRIBUTIONS = ("mooncache", "torch", "transformers", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cuda-nvrtc")
 Progress = Callable[[str], None]
-Check = Callable[[Report, Progress], dict[str, Any]]
+Check = Callable[[Report, Progress], dict[str, object]]
 
 
 def run(checks: dict[str, Check], progress: Progress) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def device(_report: Report, _progress: Progress) -> dict[str, Any]:
     return {"name": gpu.name, "how": stager.how, "driver": _driver_version()}
 
 
-def copy_rates(report: Report, progress: Progress) -> dict[str, Any]:
+def copy_rates(report: Report, progress: Progress) -> dict[str, object]:
     """Staging and gathering; ok when all bars are met."""
     before = len(report.rows)
     copies.measure(report, copies.CopyOptions(), progress)
@@ -80,7 +80,7 @@ def copy_rates(report: Report, progress: Progress) -> dict[str, Any]:
     return {"ok": not missed, "missed": missed}
 
 
-def dma_buf(_report: Report, _progress: Progress) -> dict[str, Any]:
+def dma_buf(_report: Report, _progress: Progress) -> dict[str, object]:
     """Export of a range of plain device memory, and of a cupy buffer where cupy is."""
     gpu = staging.open_device(0)
     memory = call_native(gpu.allocate, 1 << 21)
@@ -99,7 +99,7 @@ def dma_buf(_report: Report, _progress: Progress) -> dict[str, Any]:
     return exported | {"cupy": {"offset": offset, "length": length}}
 
 
-def tests(_report: Report, _progress: Progress) -> dict[str, Any]:
+def tests(_report: Report, _progress: Progress) -> dict[str, object]:
     """The tests that are marked `gpu`, where they and pytest are at hand."""
     if not _TESTS.is_dir() or importlib.util.find_spec("pytest") is None:
         return {"ok": False, "why": "unavailable, because the tests or pytest are not installed"}

@@ -10,7 +10,7 @@ import asyncio
 import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
@@ -103,7 +103,7 @@ def _prompt(tokens: int, number: int, sentences: int) -> str:
     return sentence * sentences
 
 
-def _body(text: str) -> dict[str, Any]:
+def _body(text: str) -> dict[str, object]:
     messages = [{"role": "user", "content": text}]
     return {"model": "bench", "messages": messages, "max_tokens": 8, "temperature": 0}
 

@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
@@ -127,12 +127,12 @@ def _kept(reply: ChatReply, pace: _Arrivals) -> bool:
     return not reply.gaps_s or statistics.fmean(reply.gaps_s) <= _TBT_S
 
 
-def _prompt(name: str) -> dict[str, Any]:
+def _prompt(name: str) -> dict[str, object]:
     words = " ".join(f"{name} {number}" for number in range(_PROMPT_WORDS // 2))
     return {"model": "bench", "max_tokens": 2, "messages": [{"role": "user", "content": words}]}
 
 
-def _answer(name: str) -> dict[str, Any]:
+def _answer(name: str) -> dict[str, object]:
     text = f"Tell {name} a long story."
     return {
         "model": "bench",
@@ -160,7 +160,7 @@ async def _each_s(
     session: aiohttp.ClientSession,
     cluster: EmbeddedCluster,
     key: str,
-    make: Callable[[str], dict[str, Any]],
+    make: Callable[[str], dict[str, object]],
 ) -> float:
     """Seconds for one of many that come at once: what the engines can do, not how long one takes."""
     began_s = time.perf_counter()
@@ -170,7 +170,7 @@ async def _each_s(
 
 
 async def _served(
-    session: aiohttp.ClientSession, cluster: EmbeddedCluster, key: str, body: dict[str, Any]
+    session: aiohttp.ClientSession, cluster: EmbeddedCluster, key: str, body: dict[str, object]
 ) -> ChatReply:
     reply = await ask(session, cluster.layout.gateway_url, key, body, _CALL_S)
     if reply.error:
@@ -182,7 +182,7 @@ async def _phases(cluster: EmbeddedCluster, pace: _Arrivals, number: int) -> _Ro
     key = demo_key(cluster)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-        async def phase(bodies: Sequence[dict[str, Any]], every_s: float) -> list[ChatReply]:
+        async def phase(bodies: Sequence[dict[str, object]], every_s: float) -> list[ChatReply]:
             calls = []
             began_s = time.perf_counter()
             for at, body in enumerate(bodies):

@@ -120,7 +120,7 @@ class _PeerClient:
     def _pointers(self, array: np.ndarray[Any, Any]) -> list[int]:
         return [array.ctypes.data + i * self._block for i in range(self._count)]
 
-    def batch(self) -> dict[str, Any]:
+    def batch(self) -> dict[str, object]:
         """One batch put and one batch get of all blocks. Seconds."""
         self._round += 1
         keys = [f"b{self._round}-{i}" for i in range(self._count)]

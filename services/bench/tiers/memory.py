@@ -150,7 +150,7 @@ def _copy(bytes_per_s: float, ready: Connection) -> None:
 
 
 @contextmanager
-def _process(target: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[None]:
+def _process(target: Callable[..., None], arguments: tuple[object, ...]) -> Iterator[None]:
     """A process that is at work when this yields, and gone afterwards. Raises NodeUnavailable."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)

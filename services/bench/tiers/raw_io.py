@@ -51,7 +51,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
                 Path(name), block_bytes, disk_bytes, 0.0
             )  # once over them, before anything is compared
         yardsticks = [bare.round(engine, progress)]
-        ours: list[dict[int, dict[str, Any]]] = []
+        ours: list[dict[int, dict[str, object]]] = []
         for number in range(rounds):
             ours.append({})
             for block_bytes in (_LARGE, _SMALL):
@@ -61,7 +61,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     return _rows(yardsticks, ours)
 
 
-def tier_rates(folder: Path, block_bytes: int, disk_bytes: int, seconds: float) -> dict[str, Any]:
+def tier_rates(folder: Path, block_bytes: int, disk_bytes: int, seconds: float) -> dict[str, object]:
     """What the tier moves in this folder. Its file stays for the next round, as fio's does. Raises MooncacheError."""
     from mooncache import _native
 

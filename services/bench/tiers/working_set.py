@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 
@@ -118,7 +118,7 @@ async def _ask_both(
     return found
 
 
-def _body(document: int) -> dict[str, Any]:
+def _body(document: int) -> dict[str, object]:
     words = " ".join(f"page {document} {line}" for line in range(_DOCUMENT_LINES))
     return {
         "model": "bench",

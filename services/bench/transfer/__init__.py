@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from mooncache import _native
 from mooncache.bench.transfer.cases import Case, Samples, ToolRounds, add_rows, measure_all, reference_rows
@@ -17,7 +16,7 @@ _DISTRIBUTIONS = ("mooncache", "mooncake-transfer-engine-non-cuda", "mooncake-tr
 
 
 def run(
-    options: TransferOptions, progress: Callable[[str], None], peer: dict[str, Any] | None = None
+    options: TransferOptions, progress: Callable[[str], None], peer: dict[str, object] | None = None
 ) -> tuple[Report, dict[Case, Samples]]:
     """Measure against a node of its own, or against `peer` (tcp_host, tcp_port, token) on another host.
 

@@ -108,7 +108,7 @@ def measure(
 def measure_all(
     options: TransferOptions,
     transports: tuple[Transport, ...],
-    peer: dict[str, Any],
+    peer: dict[str, object],
     node_cpu: Callable[[], float] | None,
     report: Report,
     progress: Progress,
@@ -143,8 +143,8 @@ def measure_all(
 
 
 def _like_tool(
-    peer: dict[str, Any], options: TransferOptions, device: str | None
-) -> tuple[dict[str, Any], int]:
+    peer: dict[str, object], options: TransferOptions, device: str | None
+) -> tuple[dict[str, object], int]:
     """Beside perftest: over the one device that it uses, and as long."""
     if device is None:
         return peer, options.duration_ms

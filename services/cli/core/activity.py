@@ -19,7 +19,7 @@ _GATEWAY = "mooncache_gateway_"
 _NODE = "mooncache_store_node_"
 
 
-def gateway_activity(now: MetricSamples, before: MetricSamples, interval_s: float) -> dict[str, Any]:
+def gateway_activity(now: MetricSamples, before: MetricSamples, interval_s: float) -> dict[str, object]:
     """Requests and tokens a second, share of prompt tokens that came from a cache, median TTFT.
 
     Shares and medians are those of the interval when anything ended in it, else those since the gateway started.
@@ -79,7 +79,7 @@ def instance_activity(
 
 def node_activity(
     node: Mapping[str, Any], now: MetricSamples, before: MetricSamples, interval_s: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A node's row with its traffic; rates are 0 where its metrics cannot be read."""
 
     def rate(name: str, **labels: str) -> float:

@@ -52,7 +52,7 @@ def bars(spans: Sequence[Mapping[str, Any]], width: int, *, plain: bool = False)
     return [row.rstrip() for row in rows]
 
 
-def row_name(span: Mapping[str, Any]) -> str:
+def row_name(span: Mapping[str, object]) -> str:
     """The leg of a span and its instance, not too long for a row."""
     name = f"{span['leg']} {span['instance']}".strip()
     return name if len(name) <= _NAME_MAX else name[: _NAME_MAX - 2] + ".."

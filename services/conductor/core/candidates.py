@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -76,7 +76,7 @@ class Candidates(msgspec.Struct, frozen=True):
 
     @staticmethod
     @QUIET
-    def fields_of(packed: bytes, rules: Rules) -> dict[str, Any]:
+    def fields_of(packed: bytes, rules: Rules) -> dict[str, object]:
         """Packed candidates as JSON fields, priced by the rules."""
         found = Candidates.unpacked(packed)
         if found is None:
@@ -162,7 +162,7 @@ def _best(scores: Floats | None, chosen: int) -> list[int]:
     return found
 
 
-def _prefill(request: Request, fleet: Fleet, rules: Rules, row: int) -> dict[str, Any]:
+def _prefill(request: Request, fleet: Fleet, rules: Rules, row: int) -> dict[str, object]:
     found = branches.options(request, fleet, rules, row)
     best = branches.cheapest(found)
     return {
@@ -176,8 +176,8 @@ def _prefill(request: Request, fleet: Fleet, rules: Rules, row: int) -> dict[str
     }
 
 
-def _option_fields(option: branches.PrefillOption, fleet: Fleet) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _option_fields(option: branches.PrefillOption, fleet: Fleet) -> dict[str, object]:
+    fields: dict[str, object] = {
         "kind": option.branch,
         "prefix_tokens": option.prefix_tokens,
         "fetch_tokens": option.fetch_tokens,

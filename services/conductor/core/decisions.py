@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
 from mooncache.conductor.core.differences import PlannedCache
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost
@@ -228,7 +227,7 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
     arrival, choice, fleet = planned.arrival, planned.choice, planned.fleet
     request, policy_request, pool = arrival.request, planned.policy_request, arrival.pool
     pool_tokens = planned.pool_tokens
-    head: dict[str, Any] = {
+    head: dict[str, object] = {
         "decision_id": decision_id,
         "request_id": request.request_id,
         "tenant": request.tenant,
@@ -277,14 +276,14 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
     )
 
 
-def _placed(chosen: dict[str, Any] | None, store_node: str) -> dict[str, Any] | None:
+def _placed(chosen: dict[str, object] | None, store_node: str) -> dict[str, object] | None:
     """The chosen fields with the store node of the hand-over, which no policy chooses."""
     if chosen is not None:
         chosen["store_node"] = store_node
     return chosen
 
 
-def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, Any] | None:
+def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, object] | None:
     """The chosen instances and their plan, as JSON fields; None without a choice."""
     if fleet is None or choice.decode == NO_ROW:
         return None

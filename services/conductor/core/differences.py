@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from mooncache.conductor.core.seen import MissReason, miss_reason
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegRole
@@ -69,7 +69,7 @@ class Difference(NamedTuple):
     actual: float
     reason: MissReason | DifferenceReason
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As the record of a decision shows it."""
         unit = "ms" if self.kind is DifferenceKind.WAITED else "tokens"
         return {

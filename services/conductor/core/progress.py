@@ -72,7 +72,7 @@ class ProgressReport:
         said = (leg.cache for leg in reversed(self.legs) if leg.role is LegRole.DECODE)
         return next((cache for cache in said if cache is not None), None)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As the record of a decision shows it."""
         found: dict[str, Any] = {
             "phase": str(self.phase),

@@ -64,7 +64,7 @@ class DecisionRecord:
     decode_cache: tuple[str, CacheReport] | None = None
     """What the worker of the decode instance (by name) passed on of the leg that answered."""
 
-    def note(self, event: dict[str, Any]) -> None:
+    def note(self, event: dict[str, object]) -> None:
         """Add an event; beyond a number they are dropped, beyond a size their legs."""
         if len(self.events) >= EVENTS_MAX:
             return
@@ -73,7 +73,7 @@ class DecisionRecord:
             packed = pack({**event, "legs": [], "dropped": "the record is full"})
         self.events.append(packed)
 
-    def reported(self) -> list[dict[str, Any]]:
+    def reported(self) -> list[dict[str, object]]:
         """The events, as JSON fields, with what the engine said of the decode leg by whichever way it came."""
         events = [unpack(event) for event in self.events]
         if self.decode_cache is not None:
@@ -84,7 +84,7 @@ class DecisionRecord:
                     legs[-1].setdefault("cache", asdict(cache))
         return events
 
-    def to_json(self, rules: Rules, more: dict[str, Any] | None = None) -> str:
+    def to_json(self, rules: Rules, more: dict[str, object] | None = None) -> str:
         """The record as a JSON object; the candidates are priced again by the rules. more: other fields."""
         document = {
             **unpack(self.head),

@@ -37,7 +37,7 @@ class LegSpan(NamedTuple):
     from_ms: float
     to_ms: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As the record of a decision shows it."""
         return {
             "leg": self.leg,

@@ -6,7 +6,7 @@ nothing can be said. It breaks ties by the decision's own name, so the answer is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.candidates import Candidates, Snapshots
 from mooncache.conductor.core.decisions import chosen_fields, expected_fields, sentence
@@ -26,7 +26,7 @@ NOTHING = "No instance could be chosen then, whatever the policy."
 
 def other_choice(
     record: DecisionRecord, snapshots: Snapshots, rules: Rules, name: str, rng: random.Random
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The choice that the policy `name` would have made, as JSON fields. Raises ValueError for an unknown policy.
 
     Fields: policy, known (whether it can be said), message, and then admitted, reason, chosen, expected, same

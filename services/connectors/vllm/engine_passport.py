@@ -118,7 +118,7 @@ def ranks(config: Any) -> tuple[int, int]:
     return get_tp_group().rank_in_group, get_pp_group().rank_in_group
 
 
-def attention_backend(config: Any) -> str:
+def attention_backend(config: object) -> str:
     """Names of the attention backends in use; on a CPU with the instruction set that decides how K and V are packed."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -161,7 +161,7 @@ def in_memory(passport: Passport, weights: Sequence[str], generation: int = 0) -
     return replace(passport, weights_digest=digest)
 
 
-def write_passport(path: Path, passport: Passport, **facts: Any) -> None:
+def write_passport(path: Path, passport: Passport, **facts: object) -> None:
     """Write the hand-over file for the worker beside the engine; whole or not at all.
 
     Raises:

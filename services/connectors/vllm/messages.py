@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -23,7 +22,7 @@ class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     passport: str  # of the worker's shard, by its files
     block_bytes: int  # of its part of a block
     weights: str  # fingerprint of what lies in its memory
-    facts: dict[str, Any]  # what else goes into the hand-over file
+    facts: dict[str, object]  # what else goes into the hand-over file
 
 
 @dataclass

@@ -47,7 +47,7 @@ PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
 
 
-def _traced(transfer: BlockTransfer, request: Any) -> BlockTransfer:
+def _traced(transfer: BlockTransfer, request: object) -> BlockTransfer:
     """The order with the request's trace, which vLLM keeps when it records traces itself."""
     headers = getattr(request, "trace_headers", None)
     return replace(transfer, traceparent=headers.get(TRACEPARENT, "")) if headers else transfer
@@ -203,7 +203,7 @@ class SchedulerSide:
             self._generations[self._weights] = self._generations.get(self._weights, 0) + 1
             self._renew("the cache was reset")
 
-    def bind_pool(self, pool: Any) -> None:
+    def bind_pool(self, pool: object) -> None:
         """vLLM's block pool."""
         self._pool = pool
 
@@ -325,7 +325,7 @@ class SchedulerSide:
         """Questions are open, or saves are all there is; for loads the worker waits, who sees their end."""
         return self._book.pending() or (bool(self._pins) and not self._book.loading())
 
-    def add_saves(self, orders: StepOrders, output: Any) -> None:
+    def add_saves(self, orders: StepOrders, output: object) -> None:
         """Blocks that are complete once this step is over."""
         if not self.usable:
             return
@@ -368,7 +368,7 @@ class SchedulerSide:
             self._pinned -= len(blocks)
             self._pool.free_blocks(reversed(blocks))
 
-    def reported(self, report: Any) -> None:
+    def reported(self, report: object) -> None:
         """Take in the ended transfers of the workers, for vLLM's `update_connector_output`."""
         if not isinstance(report, StepReport):
             return

@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mooncache.config import Config, ConnectorSection, load
 from mooncache.errors import ConfigInvalid
@@ -27,7 +26,7 @@ class ConnectorSettings:
     """What the engine's server was given as --chat-template, of which the connector hears nothing else."""
 
 
-def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> ConnectorSettings:
+def read_settings(extra: Mapping[str, object], base: Mapping[str, object] | None = None) -> ConnectorSettings:
     """From the engine's extra configuration. Keys of other owners are left alone.
 
     Raises:
@@ -35,7 +34,7 @@ def read_settings(extra: Mapping[str, Any], base: Mapping[str, Any] | None = Non
     """
     known = [*_OWN, *ConnectorSection.model_fields]
     own: dict[str, str] = {}
-    overrides: dict[str, Any] = dict(base or {})
+    overrides: dict[str, object] = dict(base or {})
     for key, value in extra.items():
         if not key.startswith(PREFIX):
             continue

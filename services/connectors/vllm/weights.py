@@ -58,7 +58,7 @@ class _Tensor:
     """A parameter (or scale), where its module keeps it, and the address of its bytes."""
 
     name: str
-    home: dict[str, Any]
+    home: dict[str, object]
     key: str
     value: torch.Tensor
     address: int
@@ -87,7 +87,7 @@ class WeightWatch:
         self._models = models
         self._experts_move = experts_move
         self._turn = 0
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[torch.device, object] = {}
         self.fingerprint = ""
         self.renew()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -183,7 +183,7 @@ def edit_answer(
         fields = _RAW.decode(body)
         fields.pop(_ENCODER_FIELD, None)
         cache = CacheReport.from_params(_PLAIN.decode(fields.pop(FIELD))) if FIELD in fields else None
-        counts: Any = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
+        counts: object = _PLAIN.decode(fields["usage"]) if "usage" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EngineFailed("The engine's answer is not a JSON object.") from None
     found = read_usage(counts)
@@ -196,7 +196,7 @@ def edit_answer(
 _FELL_SHORT = frozenset({CacheOutcome.TIMEOUT, CacheOutcome.FAILED, CacheOutcome.LOAD_CUT})
 
 
-def read_usage(usage: Any) -> TokenUsage:
+def read_usage(usage: object) -> TokenUsage:
     """From an engine's `usage` object; fields that are missing or invalid count as 0."""
     if not isinstance(usage, dict):
         return TokenUsage()
@@ -234,7 +234,7 @@ def settled_cached_tokens(own: int | None, prefill: int | None, planned: int | N
     return min(own, planned) if own is not None and planned is not None else own
 
 
-def merged_usage(usage: dict[str, Any], cached_tokens: int | None) -> dict[str, Any]:
+def merged_usage(usage: dict[str, object], cached_tokens: int | None) -> dict[str, object]:
     """The client's `usage`: the decode leg's with `cached_tokens` put in; None leaves the leg's own number."""
     if cached_tokens is None:
         return usage
@@ -244,5 +244,5 @@ def merged_usage(usage: dict[str, Any], cached_tokens: int | None) -> dict[str, 
     return {**usage, "prompt_tokens_details": details}
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

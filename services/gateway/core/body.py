@@ -98,7 +98,7 @@ class _Completion(_Known):
     prompt: Any = None
 
 
-_OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
+_OBJECT: Final = msgspec.json.Decoder(dict[str, object])
 _RAW: Final = msgspec.json.Decoder(dict[str, Raw])
 
 
@@ -298,7 +298,7 @@ def prefill_body(model: str, prompt: bytes, salt: str, hint: LegHint) -> bytes:
     )
 
 
-def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
+def _decode(data: bytes) -> tuple[dict[str, object], dict[str, Raw]]:
     if not data.strip():
         raise bad_request("The body is empty; send a JSON object.")
     try:
@@ -316,7 +316,7 @@ def _decode(data: bytes) -> tuple[dict[str, Any], dict[str, Raw]]:
         raise bad_request("The body's JSON is nested too deeply.") from None
 
 
-def _whole_numbers(body: dict[str, Any]) -> dict[str, Any]:
+def _whole_numbers(body: dict[str, object]) -> dict[str, object]:
     """The body with 5.0 as 5 wherever a field is read."""
     changed = {name: whole(value) for name, value in body.items() if type(value) is float}
     ours = body.get(EXTENSION)
@@ -341,7 +341,7 @@ def _raw(value: Any) -> Raw:
     return Raw(msgspec.json.encode(value))
 
 
-def prompt_count(prompt: Any, *, embedded: bool) -> int:
+def prompt_count(prompt: object, *, embedded: bool) -> int:
     """Number of prompts in the field `prompt` of a text completion. Raises Refusal.
 
     embedded: the body has prompt embeddings, so there need not be one.
@@ -353,7 +353,9 @@ def prompt_count(prompt: Any, *, embedded: bool) -> int:
     if not isinstance(prompt, list) or not prompt:
         raise bad_request(f"`prompt` has to be {_PROMPT_SHAPES}.", "prompt")
     first = prompt[0]
-    kind: Any = list[str] if isinstance(first, str) else list[_Tokens] if isinstance(first, list) else _Tokens
+    kind: object = (
+        list[str] if isinstance(first, str) else list[_Tokens] if isinstance(first, list) else _Tokens
+    )
     try:
         _check_prompt(prompt, kind)
     except msgspec.ValidationError as error:
@@ -365,25 +367,25 @@ def prompt_count(prompt: Any, *, embedded: bool) -> int:
     return 1 if kind is _Tokens else len(prompt)
 
 
-def longest_ids(prompt: Any) -> int:
+def longest_ids(prompt: object) -> int:
     """Tokens of the longest prompt that comes as token ids, known without reading it; 0 when none does."""
     if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], str):
         return 0
     return max(map(len, prompt)) if isinstance(prompt[0], list) else len(prompt)
 
 
-def _check_prompt(prompt: list[Any], kind: Any) -> None:
+def _check_prompt(prompt: list[object], kind: object) -> None:
     try:
         msgspec.convert(prompt, kind)
     except msgspec.ValidationError:
         msgspec.convert(_whole_prompt(prompt), kind)
 
 
-def _whole_prompt(prompt: list[Any]) -> list[Any]:
+def _whole_prompt(prompt: list[object]) -> list[object]:
     """With 5.0 as 5: to JSON they are the same."""
     return [_whole_prompt(item) if isinstance(item, list) else whole(item) for item in prompt]
 
 
-def whole(value: Any) -> Any:
+def whole(value: object) -> object:
     """A whole number for a float that is one; everything else as it is."""
     return int(value) if type(value) is float and value.is_integer() else value

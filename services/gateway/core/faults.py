@@ -179,7 +179,7 @@ def of_engine(status: int, body: bytes) -> Fault:
     return Fault(name, status, text, type_ or kind, code if code is not None else status, param)
 
 
-def engine_event_fault(event: dict[str, Any]) -> Fault | None:
+def engine_event_fault(event: dict[str, object]) -> Fault | None:
     """The error that an event of an engine's stream carries, None when it carries none."""
     found = event.get("error")
     if found is None and event.get("object") == "error":

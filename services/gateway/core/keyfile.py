@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from mooncache.auth import check_tenant_name
 from mooncache.config.small_files import parse_toml
@@ -49,7 +49,7 @@ def parse(text: str, defaults: RateLimits) -> dict[str, ApiKey]:
     return found
 
 
-def _entry(number: int, entry: Any, defaults: RateLimits) -> tuple[str, ApiKey]:
+def _entry(number: int, entry: object, defaults: RateLimits) -> tuple[str, ApiKey]:
     where = f"gateway.keys_file: key {number}"
     if not isinstance(entry, dict) or not entry.keys() <= _FIELDS:
         raise ConfigInvalid(f"{where} may have {', '.join(sorted(_FIELDS))} only.")
@@ -67,7 +67,7 @@ def _entry(number: int, entry: Any, defaults: RateLimits) -> tuple[str, ApiKey]:
     return digest.lower(), ApiKey(str(tenant), limits)
 
 
-def _rate(where: str, entry: dict[str, Any], name: str) -> float:
+def _rate(where: str, entry: dict[str, object], name: str) -> float:
     value = entry.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
         raise ConfigInvalid(f"{where}: {name} has to be a number, 0 or more.")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_STR: dict[str, Any] = {"type": "string"}
+_STR: dict[str, object] = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"data": _STR}}
 _BOOL = {"type": ["boolean", "null"]}
 _NUMBER = {"type": ["number", "null"]}
@@ -19,7 +19,7 @@ _TOKENS = {
 }
 
 
-def document(choice_count_max: int, *, open_metrics: bool) -> dict[str, Any]:
+def document(choice_count_max: int, *, open_metrics: bool) -> dict[str, object]:
     """The document as data. `open_metrics`: GET /metrics needs no key."""
     return {
         "openapi": "3.1.0",
@@ -38,7 +38,7 @@ def document(choice_count_max: int, *, open_metrics: bool) -> dict[str, Any]:
     }
 
 
-def _paths(open_metrics: bool) -> dict[str, Any]:
+def _paths(open_metrics: bool) -> dict[str, object]:
     def infer(name: str, summary: str, answer: str) -> dict[str, Any]:
         return {
             "post": {
@@ -100,7 +100,7 @@ def _paths(open_metrics: bool) -> dict[str, Any]:
     }
 
 
-def _get(name: str, summary: str, content: dict[str, Any], *errors: str) -> dict[str, Any]:
+def _get(name: str, summary: str, content: dict[str, object], *errors: str) -> dict[str, object]:
     codes = (*errors, "503") if name == "health" else errors
     found = {"200": {"description": summary, "content": content}, **_errors(*codes)}
     if name == "health":
@@ -108,7 +108,7 @@ def _get(name: str, summary: str, content: dict[str, Any], *errors: str) -> dict
     return {"operationId": name, "summary": summary, "responses": found}
 
 
-def _errors(*codes: str) -> dict[str, Any]:
+def _errors(*codes: str) -> dict[str, object]:
     return {code: {"description": "An error.", "content": _json("Error")} for code in codes}
 
 
@@ -116,11 +116,11 @@ def _json(schema: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
 
 
-def _header(name: str, text: str) -> dict[str, Any]:
+def _header(name: str, text: str) -> dict[str, object]:
     return {"name": name, "in": "header", "required": False, "description": text, "schema": _STR}
 
 
-def _schemas(choice_count_max: int) -> dict[str, Any]:
+def _schemas(choice_count_max: int) -> dict[str, object]:
     usage = {
         "type": "object",
         "properties": {
@@ -181,18 +181,18 @@ def _answer(kind: str, usage: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _messages() -> dict[str, Any]:
+def _messages() -> dict[str, object]:
     message = {"type": "object", "properties": {"role": _STR}, "required": ["role"]}
     return {"type": "array", "items": message, "minItems": 1}
 
 
-def _prompt(choice_count_max: int) -> dict[str, Any]:
+def _prompt(choice_count_max: int) -> dict[str, object]:
     texts = {"type": "array", "items": _STR, "minItems": 1, "maxItems": choice_count_max}
     lists = {"type": "array", "items": _TOKENS, "minItems": 1, "maxItems": choice_count_max}
     return {"anyOf": [_STR, texts, _TOKENS, lists]}
 
 
-def _request(choice_count_max: int, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _request(choice_count_max: int, name: str, schema: dict[str, object]) -> dict[str, object]:
     extension = {
         "ttft_slo_ms": {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},
         "tbt_slo_ms": {"type": "integer", "minimum": 0, "maximum": (1 << 32) - 1},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -71,8 +70,8 @@ class Tokenized(msgspec.Struct, tag=True, frozen=True):
     passport_root: bytes = b""
 
 
-COMMANDS: Any = Parse | Tokenize | Drop
-ANSWERS: Any = Parsed | Refused | Tokenized
+COMMANDS: object = Parse | Tokenize | Drop
+ANSWERS: object = Parsed | Refused | Tokenized
 
 
 def message_of(forward: bytes, tokenized: TokenizedPrompt | None) -> Tokenized:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from mooncache.gateway.core.fleet import FleetModel, FleetView
@@ -11,7 +9,7 @@ from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
 
 
-def describe(fleet: FleetView, model: FleetModel) -> dict[str, Any]:
+def describe(fleet: FleetView, model: FleetModel) -> dict[str, object]:
     """One model in OpenAI's words, with vLLM's max_model_len."""
     found = {
         "id": model.name,

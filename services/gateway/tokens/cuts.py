@@ -64,7 +64,7 @@ _CHARACTER_NORMALIZERS = frozenset(
 _SPLITS_WORDS = frozenset(["Whitespace", "WhitespaceSplit", "BertPreTokenizer"])
 
 
-def model_is_known(model: dict[str, Any]) -> bool:
+def model_is_known(model: dict[str, object]) -> bool:
     """Whether the model encodes each text apart from the texts around it."""
     kind = str(model.get("type"))
     return kind in ("WordPiece", "WordLevel", "Unigram") or (kind == "BPE" and not model.get("dropout"))
@@ -150,14 +150,14 @@ def _is_harmless(stage: dict[str, Any]) -> bool:
     return str(stage["type"]) == "Digits"
 
 
-def _works_on_words(stage: dict[str, Any]) -> bool:
+def _works_on_words(stage: dict[str, object]) -> bool:
     """A stage that looks at one split at a time."""
     return str(stage["type"]) in ("ByteLevel", "Digits", "Punctuation", "Split", *_SPLITS_WORDS) or (
         stage["type"] == "Metaspace" and stage.get("replacement") == _META
     )
 
 
-def _marks_spaces(normalizer: dict[str, Any] | None) -> bool:
+def _marks_spaces(normalizer: dict[str, object] | None) -> bool:
     """Spaces become marks and nothing else happens."""
     stages = _stages(normalizer, "normalizers")
     return bool(stages) and _is_mark(stages[-1]) and all(
@@ -165,7 +165,7 @@ def _marks_spaces(normalizer: dict[str, Any] | None) -> bool:
     )  # fmt: skip
 
 
-def prepends_mark(normalizer: dict[str, Any] | None) -> bool:
+def prepends_mark(normalizer: dict[str, object] | None) -> bool:
     """A mark is put before the text, then spaces become marks: how Llama 2 reads text."""
     stages = _stages(normalizer, "normalizers")
     return (
@@ -175,7 +175,7 @@ def prepends_mark(normalizer: dict[str, Any] | None) -> bool:
     )  # fmt: skip
 
 
-def _is_mark(stage: dict[str, Any]) -> bool:
+def _is_mark(stage: dict[str, object]) -> bool:
     return stage == {"type": "Replace", "pattern": {"String": " "}, "content": _META}
 
 

@@ -59,7 +59,7 @@ def load_templates(folder: Path, specials: dict[str, str]) -> ChatTemplates:
     return ChatTemplates(sources, specials)
 
 
-def special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[str, str]:
+def special_tokens(config: dict[str, object], token_map: dict[str, object]) -> dict[str, str]:
     """bos_token, eos_token and so on, as templates see them."""
     found = {}
     for name in (f"{kind}_token" for kind in _SPECIAL_NAMES):
@@ -70,7 +70,7 @@ def special_tokens(config: dict[str, Any], token_map: dict[str, Any]) -> dict[st
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """The object in a file; empty when there is no file. Raises ValueError for anything else."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def _add_missing_tokens(tokenizer: Tokenizer, config: dict[str, Any], specials: 
             known.add(content)
 
 
-def _add(sources: dict[str, str], given: Any) -> None:
+def _add(sources: dict[str, str], given: object) -> None:
     if isinstance(given, str):
         sources["default"] = given
     elif isinstance(given, list):

@@ -87,7 +87,7 @@ class PromptReader:
         except (Unreadable, ValueError):
             return None
 
-    async def read_async(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
+    async def read_async(self, body: dict[str, object], chat: bool, *, scope: str = "") -> Prompt | None:
         """As `read`; when much has to be encoded a thread does it, so that the event loop goes on."""
         try:
             texts, special = self._texts(body, chat)
@@ -103,7 +103,7 @@ class PromptReader:
 
     def tokenized(
         self,
-        fields: dict[str, Any],
+        fields: dict[str, object],
         prompt: Prompt,
         passport: Passport | None,
         *,
@@ -131,7 +131,7 @@ class PromptReader:
             passport_root=passport.root(),
         )
 
-    def public_tokens(self, body: dict[str, Any], prompt: Prompt, *, scope: str = "") -> int:
+    def public_tokens(self, body: dict[str, object], prompt: Prompt, *, scope: str = "") -> int:
         """Leading tokens of a chat `prompt` that come from body["mooncache"]["public_messages"] messages alone.
 
         They are the common beginning of the prompt and of the tokens of those messages by themselves, so
@@ -156,7 +156,7 @@ class PromptReader:
         """End the threads without waiting; running encodings end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _texts(self, body: dict[str, Any], chat: bool) -> tuple[list[str | array[int]], bool]:
+    def _texts(self, body: dict[str, object], chat: bool) -> tuple[list[str | array[int]], bool]:
         """The prompts as text or as ids, and whether begin and end tokens are added."""
         if body.get("truncate_prompt_tokens") is not None or body.get("prompt_embeds") is not None:
             raise Unreadable("only the engine can enforce its limits")
@@ -178,7 +178,7 @@ class PromptReader:
         return Prompt(ids, [plan.text if isinstance(plan, EncodingPlan) else None for plan in plans])
 
 
-def _completion_prompts(prompt: Any) -> list[str | array[int]]:
+def _completion_prompts(prompt: object) -> list[str | array[int]]:
     """The field `prompt`: a text, texts, token ids, or lists of token ids."""
     if isinstance(prompt, str):
         return [prompt]

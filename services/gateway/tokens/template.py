@@ -55,7 +55,7 @@ class ChatTemplate:
         self._structured = reads_parts(environment.parse(source))
         self._knows_developer = '"developer"' in source or "'developer'" in source
 
-    def render(self, body: dict[str, Any]) -> str:
+    def render(self, body: dict[str, object]) -> str:
         """Text of a chat request.
 
         Raises:
@@ -71,12 +71,12 @@ class ChatTemplate:
             raise Unreadable("continue_final_message")
         return self._continued(messages, variables)
 
-    def _variables(self, body: dict[str, Any]) -> dict[str, Any]:
+    def _variables(self, body: dict[str, object]) -> dict[str, object]:
         given = body.get("chat_template_kwargs") or {}
         if not isinstance(given, dict) or _RESERVED & given.keys() or body.get("chat_template") is not None:
             raise Unreadable("chat_template_kwargs")
         effort = body.get("reasoning_effort")
-        asked: dict[str, Any] = {
+        asked: dict[str, object] = {
             "add_generation_prompt": flag(body, "add_generation_prompt", True),
             "continue_final_message": flag(body, "continue_final_message", False),
         }
@@ -126,7 +126,7 @@ class ChatTemplates:
             if name in ("default", "tool_use")
         }
 
-    def choose(self, body: dict[str, Any]) -> ChatTemplate:
+    def choose(self, body: dict[str, object]) -> ChatTemplate:
         """The template for a request. Raises Unreadable when the model has none."""
         chosen = self._compiled.get("tool_use") if body.get("tools") else None
         chosen = chosen or self._compiled.get("default")
@@ -180,7 +180,7 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)  # templates print the local date
 
 
-def _developer_as_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _developer_as_system(messages: list[dict[str, object]]) -> list[dict[str, object]]:
     """For templates that do not know the role: developer messages join the system message at the beginning."""
     renamed = [
         {**{name: value for name, value in message.items() if name != "tools"}, "role": "system"}
@@ -200,7 +200,7 @@ def _joined(content: Any) -> str:
     return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
-def flag(body: dict[str, Any], name: str, default: bool) -> bool:
+def flag(body: dict[str, object], name: str, default: bool) -> bool:
     """A field that is true, false, or not given. Raises Unreadable for anything else."""
     value = body.get(name)
     if value is None:
@@ -210,7 +210,7 @@ def flag(body: dict[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def conversation(messages: Any, *, structured: bool) -> list[dict[str, Any]]:
+def conversation(messages: object, *, structured: bool) -> list[dict[str, Any]]:
     """The template's `messages`.
 
     Args:
@@ -225,7 +225,7 @@ def conversation(messages: Any, *, structured: bool) -> list[dict[str, Any]]:
     return [_message(message, structured) for message in messages]
 
 
-def tool_schemas(tools: Any) -> list[dict[str, Any]] | None:
+def tool_schemas(tools: object) -> list[dict[str, object]] | None:
     """The template's `tools`: the declared fields in their order; what else the client sent is left out."""
     if tools is None:
         return None
@@ -249,7 +249,7 @@ def _tool(tool: Any) -> dict[str, Any]:
     }
 
 
-def _message(message: Any, structured: bool) -> dict[str, Any]:
+def _message(message: object, structured: bool) -> dict[str, object]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Unreadable("role")
     role = message["role"]
@@ -275,7 +275,7 @@ def _message(message: Any, structured: bool) -> dict[str, Any]:
     return found
 
 
-def _content(content: Any, role: str, structured: bool) -> str | list[dict[str, Any]]:
+def _content(content: object, role: str, structured: bool) -> str | list[dict[str, object]]:
     if content is None:
         parts: list[str] = []
     elif isinstance(content, str):
@@ -321,7 +321,7 @@ def _tool_call(call: Any) -> dict[str, Any]:
     }
 
 
-def _arguments(given: Any) -> dict[str, Any]:
+def _arguments(given: object) -> dict[str, object]:
     """Templates want an object; anything else counts as empty."""
     if isinstance(given, str) and given:
         try:
@@ -333,7 +333,7 @@ def _arguments(given: Any) -> dict[str, Any]:
     return given if isinstance(given, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     if not isinstance(value, list):
         raise Unreadable("list")
     return value

@@ -59,7 +59,7 @@ def _tool(tool: Any) -> dict[str, Any]:
     return shaped if deferred is None else {**shaped, "defer_loading": deferred}
 
 
-def _message(message: Any, structured: bool) -> dict[str, Any]:
+def _message(message: object, structured: bool) -> dict[str, object]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise InvalidArgument("messages: every message needs a role.")
     role = message["role"]
@@ -85,7 +85,7 @@ def _message(message: Any, structured: bool) -> dict[str, Any]:
     return found
 
 
-def _texts(content: Any) -> list[str]:
+def _texts(content: object) -> list[str]:
     if content is None:
         return []
     if isinstance(content, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mooncache.client.keys import split_keys
 from mooncache.kvcache.core.weighing import LoadChoice
@@ -61,7 +61,7 @@ class Sequence:
     salt: str = ""
     hint: LegHint = field(default_factory=LegHint)
     trace: TraceContext | None = None  # the request's trace context, if it has one
-    sink: Any = None  # where its outputs go; it belongs to the caller, see engine.Deliver
+    sink: object = None  # where its outputs go; it belongs to the caller, see engine.Deliver
     name: str = ""  # by which lookups and the mover know it
     index: int = 0
     prompt_count: int = 0
@@ -76,7 +76,7 @@ class Sequence:
     wait_until_s: float = 0.0  # for blocks of another instance
     saved: int = 0  # complete blocks that were handed to the mover or need not be
     preemptions: int = 0
-    random: Any = None  # a generator of torch, once a token was sampled
+    random: object = None  # a generator of torch, once a token was sampled
     # what is reported of the cache
     outcome: CacheOutcome = CacheOutcome.UNKNOWN
     local_tokens: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from mooncache.errors import InvalidArgument
 from mooncache.simulate.cache.base import NO_INFO, UNLIMITED, NodeCache, UseInfo
@@ -35,7 +35,7 @@ _MAKERS: Final[dict[str, Callable[..., NodeCache]]] = {
 NAMES: Final = tuple(_MAKERS)
 
 
-def make(name: str, capacity_blocks: int, **options: Any) -> NodeCache:
+def make(name: str, capacity_blocks: int, **options: object) -> NodeCache:
     """A fresh cache of `capacity_blocks` blocks (0: nothing is ever stored; UNLIMITED: nothing leaves).
 
     Raises: InvalidArgument when the name or an option is unknown, or the capacity is negative.

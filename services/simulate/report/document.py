@@ -43,7 +43,7 @@ def rows(summaries: Sequence[Summary]) -> list[Row]:
     return made
 
 
-def document(summaries: Sequence[Summary], about: dict[str, Any]) -> dict[str, Any]:
+def document(summaries: Sequence[Summary], about: dict[str, object]) -> dict[str, object]:
     """The whole answer: what was simulated, rows, a summary per policy."""
     found: dict[str, Any] = plain(
         {

@@ -52,7 +52,13 @@ SERIES: Final = (
     "#5d6b7c",
     "#3f51c1",
 )
-DASHES: Final[tuple[Any, ...]] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)), (0, (6, 1.5, 1.4, 1.5)), (0, (3, 1)))
+DASHES: Final[tuple[object, ...]] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1.4, 1.4)),
+    (0, (6, 1.5, 1.4, 1.5)),
+    (0, (3, 1)),
+)
 _DARK: Final = {
     INK: "#e6e9ef",
     MUTED: "#9aa4b2",
@@ -128,7 +134,7 @@ def colour_of(order: int) -> str:
     return SERIES[order % len(SERIES)]
 
 
-def dash_of(order: int) -> Any:
+def dash_of(order: int) -> object:
     """The dash of the series of this order (matplotlib's linestyle)."""
     return DASHES[order % len(DASHES)]
 

@@ -24,7 +24,7 @@ summary{cursor:pointer;color:var(--muted);font-size:.88rem;padding:4px 0}
 """
 
 
-def page(results: Sequence[Result], summaries: Sequence[Summary], about: dict[str, Any]) -> str:
+def page(results: Sequence[Result], summaries: Sequence[Summary], about: dict[str, object]) -> str:
     """The whole page. `about` is that of `document`: cluster, instances, trace, speed, seed, promises.
 
     Raises:

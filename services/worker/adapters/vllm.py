@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
@@ -105,7 +105,7 @@ class VllmAdapter(EngineAdapter):
             arguments.append("--enforce-eager")
         return (*arguments, *vllm.extra_args)
 
-    def _connector(self, launch: Launch) -> dict[str, Any]:
+    def _connector(self, launch: Launch) -> dict[str, object]:
         return {
             "kv_connector": CONNECTOR,
             "kv_connector_module_path": CONNECTOR_MODULE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import passport_from_json
@@ -90,7 +90,7 @@ def number(content: object, name: str) -> int:
     return value if type(value) is int and 0 <= value <= _NUMBER_MAX else 0
 
 
-def _first_model(models: object) -> dict[str, Any]:
+def _first_model(models: object) -> dict[str, object]:
     data = models.get("data") if isinstance(models, dict) else None
     return data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -126,7 +126,7 @@ def _event(raw: object) -> CacheEvent | None:
     return Cleared() if kind == _Kind.CLEARED else None
 
 
-def _stored(fields: dict[str, Any]) -> Stored:
+def _stored(fields: dict[str, object]) -> Stored:
     hashes = _hashes(fields["block_hashes"])
     parent, tokens, size = fields["parent_block_hash"], fields["token_ids"], fields["block_size"]
     if type(size) is not int or not 0 < size <= BLOCK_TOKENS_MAX:
@@ -149,7 +149,7 @@ def _stored(fields: dict[str, Any]) -> Stored:
     )
 
 
-def _own(fields: dict[str, Any]) -> bool:
+def _own(fields: dict[str, object]) -> bool:
     """Whether the event is about the engine's own memory and its first group of layers."""
     medium = fields.get("medium")
     if medium is not None and not isinstance(medium, str):

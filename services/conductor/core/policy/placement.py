@@ -13,13 +13,13 @@ ended, which corrects itself where the curves of what generates later (`Fleet.de
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mooncache.conductor.core.policy.common import most
 from mooncache.conductor.core.policy.fleet import Even, Fleet
-from mooncache.conductor.core.policy.types import Floats, Request
+from mooncache.conductor.core.policy.types import Bools, Floats, Request
 
 LATE_S = 1e6  # behind all that keep the promise
 HELD_AT = (
@@ -36,7 +36,8 @@ class Placements(NamedTuple):
 
 
 # What of a batch (sequences, KV tokens: columns or numbers) a limit is about.
-Need = Callable[[Any, Any, Fleet], Any]
+Amount = Floats | float
+Need = Callable[[Amount, Amount, Fleet], Amount]
 
 
 def price(
@@ -81,7 +82,7 @@ def _waits(
         sent = need(fleet.sequences, fleet.kv_tokens, fleet)
         own = need(request.sequences, request.kv_tokens, fleet)
         wanted = sent + own
-        full = (wanted > limit) & (limit > 0)
+        full: Bools = np.asarray((wanted > limit) & (limit > 0))
         full &= sent > 0
         if full.any():
             over.append((np.where(full, np.minimum(wanted - limit, sent), 0.0), need, limit))
@@ -129,15 +130,15 @@ def _limits(request: Request, fleet: Fleet, *, holds: bool) -> list[tuple[Need, 
     return limits
 
 
-def _sequences(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+def _sequences(sequences: Amount, kv_tokens: Amount, fleet: Fleet) -> Amount:
     return sequences
 
 
-def _kv_tokens(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+def _kv_tokens(sequences: Amount, kv_tokens: Amount, fleet: Fleet) -> Amount:
     return kv_tokens
 
 
-def _work_s(sequences: Any, kv_tokens: Any, fleet: Fleet) -> Any:
+def _work_s(sequences: Amount, kv_tokens: Amount, fleet: Fleet) -> Amount:
     """The time that this load adds to a step."""
     summary = fleet.summary
     return summary.decode_per_sequence_s * sequences + summary.decode_per_token_s * kv_tokens

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 def why_whole_blocks(*, wanted: bool, in_host_memory: bool, full_graphs: bool) -> str:
     """Why blocks are saved whole, after their step; "" when each layer is saved as it is computed.
@@ -20,7 +18,7 @@ def why_whole_blocks(*, wanted: bool, in_host_memory: bool, full_graphs: bool) -
     return ""
 
 
-def replays_full_graphs(config: Any) -> bool:
+def replays_full_graphs(config: object) -> bool:
     """What vLLM's configuration says of its graphs."""
     mode = getattr(getattr(config, "compilation_config", None), "cudagraph_mode", None)
     return mode is not None and bool(mode.has_full_cudagraphs())
