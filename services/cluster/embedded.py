@@ -41,6 +41,7 @@ from mooncache.config import load
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.runtime.ports import UNIX_PATH_MAX
 from mooncache.store_node.keeping import end_holder
 
 __all__ = ["ClusterSettings", "EmbeddedCluster", "StartProgress"]
@@ -48,7 +49,6 @@ __all__ = ["ClusterSettings", "EmbeddedCluster", "StartProgress"]
 DEMO_TENANT = "demo"
 START_POOL_S = 30.0
 START_ENGINES_S = 600.0
-_UNIX_PATH_MAX = 100
 _STOP_S = 8.0
 _STOP_ORDER = (  # those first whose goodbye needs the others: streams end, engines leave, nodes sign off at the master
     {ServiceKind.GATEWAY},
@@ -287,7 +287,7 @@ class EmbeddedCluster:
     def _socket_folder(self) -> Path:
         """Folder for the data sockets. A socket's path may have about 100 bytes: a deep state folder gets another."""
         folder = self.state_dir / "run"
-        if len(os.fsencode(folder / "node-64.sock")) > _UNIX_PATH_MAX:
+        if len(os.fsencode(folder / "node-64.sock")) > UNIX_PATH_MAX:
             return Path(tempfile.mkdtemp(prefix="mooncache-"))
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder

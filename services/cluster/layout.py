@@ -21,6 +21,7 @@ from mooncache.cluster.settings import (
 )
 from mooncache.config import Config, explain
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.runtime.ports import host_in_url
 
 _BLOCK_TOKENS = 32
 _GPU_SHARE = 0.85
@@ -63,7 +64,7 @@ class _Planner:
         self._chosen = {row.name for row in explain(config) if not row.is_default}
         self._scheme = "https" if config.tls.enabled else "http"
         self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
-        host = _bracketed(settings.host)
+        host = host_in_url(settings.host)
         self._master = f"{host}:{ports.pick(settings.port, MASTER_PORT, '--master-port')}"
         self._conductor = self._gateway = ""
         if settings.serves:
@@ -125,7 +126,7 @@ class _Planner:
         if self._settings.keep_memory:
             more["KEEP_MEMORY"] = "true"
             more["HOLDER_PATH"] = str(self._run_dir / HOLDER_SOCKET)
-        return self._part(name, ServiceKind.STORE_NODE, f"{_bracketed(host)}:{self._ports.any()}", more)
+        return self._part(name, ServiceKind.STORE_NODE, f"{host_in_url(host)}:{self._ports.any()}", more)
 
     def _workers(self) -> list[Part]:
         settings = self._settings
@@ -146,7 +147,7 @@ class _Planner:
             "MODEL_NAME": settings.model_name,
             "DRAIN_TIMEOUT_S": "1",
         }
-        part = self._part(name, ServiceKind.WORKER, f"{_bracketed(settings.host)}:{self._ports.any()}", more)
+        part = self._part(name, ServiceKind.WORKER, f"{host_in_url(settings.host)}:{self._ports.any()}", more)
         part.env = {**self._engine_env(index, count), **part.env}
         return part
 
@@ -180,10 +181,6 @@ def _nth_gpu(index: int) -> str:
     return visible[index] if visible else str(index)
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
 def _reachable(host: str) -> str:
     """The host by which this machine itself reaches a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - compared, not bound
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host_in_url(host))  # noqa: S104 - compared, not bound

@@ -19,6 +19,7 @@ from mooncache.cluster.processes import Part, describe_exit
 from mooncache.runtime.clock import Clock, SystemClock
 from mooncache.runtime.log_files import trim
 from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
+from mooncache.runtime.tasks import cancel_all
 
 POLL_S: Final = 0.1
 PROBE_S: Final = 0.5
@@ -91,9 +92,7 @@ class Supervisor:
                         keeper.result()  # a defect in a keeper must not look like a part that is given up
                 await self.clock.sleep(POLL_S)
         finally:
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
+            await cancel_all(keepers)
 
     @property
     def given_up(self) -> list[str]:

@@ -38,6 +38,7 @@ from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2, worker_pb2
 from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
+from mooncache.runtime.tasks import cancel_all
 from mooncache.runtime.tls import channel_credentials
 
 ENGINE_POLL_S = 0.5
@@ -96,9 +97,7 @@ class Watch:
                     raise self._too_late(waiting, timeout_s)
                 await asyncio.wait(tasks.values(), timeout=POLL_S, return_when=asyncio.ALL_COMPLETED)
         finally:
-            for task in tasks.values():
-                task.cancel()
-            await asyncio.gather(*tasks.values(), return_exceptions=True)
+            await cancel_all(tasks.values())
 
     async def supervise(self, supervisor: Supervisor, should_stop: Callable[[], bool]) -> None:
         """Keep every part running and tell what the engines do, until `should_stop` or nothing is left to keep."""
@@ -110,9 +109,7 @@ class Watch:
         try:
             await supervisor.run(should_stop)
         finally:
-            for follower in followers:
-                follower.cancel()
-            await asyncio.gather(*followers, return_exceptions=True)
+            await cancel_all(followers)
 
     async def answers(self, part: Part) -> bool:
         """Whether a part's loop turns. Without a probe port there is nothing to ask: it counts as well."""

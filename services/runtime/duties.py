@@ -15,6 +15,7 @@ from mooncache.errors import Internal, MooncacheError
 from mooncache.runtime.backoff import step_s
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.tasks import cancel_all
 
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 5.0
@@ -46,9 +47,7 @@ class DutyRunner:
     async def stop(self) -> None:
         """Cancel all duties and wait until they are gone."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(tasks)
 
     async def _repeat(self, duty: Duty) -> None:
         failures = 0

@@ -15,6 +15,8 @@ import random
 import socket
 from pathlib import Path
 
+UNIX_PATH_MAX = 100
+"""Bytes of the path of a unix socket: the kernel takes 107."""
 _LOWEST = 15_000
 _TRIES = 64
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -41,6 +43,11 @@ def hold_port(host: str, port: int = 0) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def host_in_url(host: str) -> str:
+    """The host as it stands in a URL: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def port_of(held: socket.socket) -> int:

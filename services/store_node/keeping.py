@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.ports import UNIX_PATH_MAX
 from mooncache.store_node.holder import DETACHED, FILES_MAX, MESSAGE_BYTES_MAX, send
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _CALL_S: Final = 2.0
 _START_S: Final = 10.0
 _IN_USE_S: Final = 5.0
 _POLL_S: Final = 0.05
-_UNIX_PATH_MAX: Final = 100
 
 log = get_logger(__name__)
 
@@ -202,9 +202,9 @@ def keeping_of(config: Config, node_id: str) -> HeldMemory | None:
             "store_node.keep_memory needs store_node.capacity_bytes: memory of another size is not taken over."
         )
     path = holder_path(config)
-    if len(os.fsencode(path)) > _UNIX_PATH_MAX:
+    if len(os.fsencode(path)) > UNIX_PATH_MAX:
         raise ConfigInvalid(
-            f"The holder's path is longer than {_UNIX_PATH_MAX} bytes: {path}. Set store_node.holder_path."
+            f"The holder's path is longer than {UNIX_PATH_MAX} bytes: {path}. Set store_node.holder_path."
         )
     return HeldMemory(path, node_id, node.hold_s)
 

@@ -28,6 +28,7 @@ from mooncache.proto.v1 import common_pb2
 from mooncache.runtime.channel import Channel
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.ports import UNIX_PATH_MAX
 from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service
 from mooncache.runtime.tls import channel_credentials
@@ -70,7 +71,6 @@ HANDLERS: dict[str, Handler] = {
     "GetNodeStatus": get_node_status.handle,
 }
 _NODE_ID_FILE = "node.id"
-_UNIX_PATH_MAX = 100
 _MESSAGE_RECORDS_MAX = 65_536
 _COPIES_AT_ONCE = 2
 _HANDSHAKE_TIMEOUT_MS = 5_000
@@ -377,9 +377,9 @@ def unix_path(config: Config, node_id: str) -> str:
     if not node.unix_enabled:
         return ""
     path = node.unix_path or config.cluster.state_dir / "run" / f"{node_id}.sock"
-    if len(os.fsencode(path)) > _UNIX_PATH_MAX:
+    if len(os.fsencode(path)) > UNIX_PATH_MAX:
         raise ConfigInvalid(
-            f"The data socket's path is longer than {_UNIX_PATH_MAX} bytes: {path}. "
+            f"The data socket's path is longer than {UNIX_PATH_MAX} bytes: {path}. "
             "Set store_node.unix_path to a shorter one, or store_node.unix_enabled to false."
         )
     return str(path)

@@ -14,6 +14,7 @@ from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.errors import DeadlineExceeded, MooncacheError
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.tasks import cancel_all
 
 AT_ONCE: Final = 4  # a node that does not answer keeps others waiting no longer than lookups can bear
 OPEN_MAX: Final = 256
@@ -61,7 +62,4 @@ class GiveUpCalls:
 
     async def close(self) -> None:
         """Cancel what is under way."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)

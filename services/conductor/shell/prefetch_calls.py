@@ -13,6 +13,7 @@ from mooncache.conductor.core.prefetches import begin_s, keys_of
 from mooncache.conductor.shell.instruments import ConductorMetrics
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.errors import DeadlineExceeded, MooncacheError
+from mooncache.runtime.tasks import cancel_all
 
 OPEN_MAX: Final = 64
 
@@ -26,13 +27,13 @@ class PrefetchCalls:
 
     def start(self, decision: Decision, keys: bytes) -> None:
         """Begin the call that a decision needs, if it needs one. keys: packed, of the prompt."""
-        cold = keys_of(decision, keys)
-        if not cold:
+        on_ssd = keys_of(decision, keys)
+        if not on_ssd:
             return
         if len(self._tasks) >= OPEN_MAX:
             self._instruments.prefetched("dropped", 0)
             return
-        task = asyncio.create_task(self._call(cold, begin_s(decision)))
+        task = asyncio.create_task(self._call(on_ssd, begin_s(decision)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -48,7 +49,4 @@ class PrefetchCalls:
 
     async def close(self) -> None:
         """Cancel what is under way."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(self._tasks)

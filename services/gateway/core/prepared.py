@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from mooncache.gateway.core.body import InferenceRequest, TokenizedPrompt
 from mooncache.gateway.core.faults import Fault
+
+FRAME_BYTES_MAX: Final = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from mooncache.gateway.core.bodies import FairQueue
 from mooncache.gateway.core.body import InferenceRequest, Prepared
 from mooncache.gateway.core.prepared import (
     ANSWERS,
+    FRAME_BYTES_MAX,
     Drop,
     Parse,
     Parsed,
@@ -34,7 +35,6 @@ from mooncache.gateway.core.prepared import (
 
 QUEUE_MAX: Final = 256
 _MODULE: Final = "mooncache.gateway.tokens.beside"
-_FRAME_BYTES_MAX: Final = 4 << 30
 _PIECE_BYTES: Final = 256 << 10
 _END_S: Final = 5.0
 # Long enough that most of what a body was made into is free again, and a flood of bodies is not trimmed after each.
@@ -225,7 +225,7 @@ class _Reader:
         pipe = self._process.stdout
         try:
             size = int.from_bytes(await pipe.readexactly(8), "little")
-            if size > _FRAME_BYTES_MAX:
+            if size > FRAME_BYTES_MAX:
                 raise EOFError
             data = await pipe.readexactly(size)
         except asyncio.IncompleteReadError:

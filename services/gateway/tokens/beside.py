@@ -22,6 +22,7 @@ from mooncache.gateway.core import body, faults
 from mooncache.gateway.core.body import Content, InferenceRequest, TokenizedPrompt
 from mooncache.gateway.core.prepared import (
     COMMANDS,
+    FRAME_BYTES_MAX,
     Drop,
     Parse,
     Parsed,
@@ -34,7 +35,6 @@ from mooncache.gateway.tokens.reader import PromptReader
 from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_from_json
 
-FRAME_BYTES_MAX: Final = 4 << 30
 # The gateway's event loop goes first: it has all streams.
 _NICE: Final = 5
 _READERS_MAX: Final = 64

@@ -15,6 +15,7 @@ from mooncache.master.messages import fence, node_info
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import store_node_pb2
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.tasks import cancel_all
 
 log = get_logger(__name__)
 
@@ -41,9 +42,7 @@ class TaskRunner:
 
     async def stop(self) -> None:
         """Cut off what is under way."""
-        for call in list(self._calls):
-            call.cancel()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await cancel_all(self._calls)
 
     async def _carry_out(self, book: TaskBook, step: TaskStep, term: int) -> None:
         kind = "copy" if isinstance(step, CopyStep) else "drop"

@@ -20,7 +20,7 @@ from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.log_files import trim
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.runtime.ports import hold_port
+from mooncache.runtime.ports import hold_port, host_in_url
 from mooncache.runtime.supervision import RunState, exit_words
 from mooncache.worker.adapters.base import Launch
 from mooncache.worker.core.facts import (
@@ -400,12 +400,7 @@ def speaks_tls(config: Config) -> bool:
 def engine_url(config: Config, port: int) -> str:
     """Where gateways and the worker reach the engine."""
     scheme = "https" if speaks_tls(config) else "http"
-    return f"{scheme}://{bracketed(config.worker.advertise_host or config.worker.engine_host)}:{port}"
-
-
-def bracketed(host: str) -> str:
-    """The host as it stands in a URL."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"{scheme}://{host_in_url(config.worker.advertise_host or config.worker.engine_host)}:{port}"
 
 
 async def stop(state: WorkerState, grace_s: float) -> None:
