@@ -108,7 +108,9 @@ def fit(points: Points, name: str) -> Calibration:
     """The profile behind the points. Raises PROFILE_INVALID when they do not fit any."""
     # All answers were of one length, so what their KV costs is part of what a sequence costs.
     decode = _fitted(
-        fit_decode, _step_s, [(count, 0.0, middle_mean(times)) for (count, _), times in points.decode.items()]
+        fit_decode,
+        DecodeCost.tbt_s,
+        [(count, 0.0, middle_mean(times)) for (count, _), times in points.decode.items()],
     )
     overhead_s = max(0.0, middle_mean(points.short_s) - decode.base_s - decode.per_sequence_s)
     prefill = _fitted(
@@ -125,10 +127,6 @@ def fit(points: Points, name: str) -> Calibration:
         chunk_overhead_s=0.0,
     )
     return Calibration(profile.check(), overhead_s, points.count)
-
-
-def _step_s(cost: DecodeCost, sequences: float, tokens: float) -> float:
-    return cost.base_s + cost.per_sequence_s * sequences + cost.per_token_s * tokens
 
 
 def _fitted(

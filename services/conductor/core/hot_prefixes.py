@@ -16,7 +16,6 @@ Invariant: at most KNOWN_MAX segments with KEY_BYTES_MAX of keys are kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -24,11 +23,11 @@ from typing import Final, NamedTuple
 from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.policy.replication import (
     COPIES_AT_ONCE,
-    FADES_IN_S,
     PREFIXES_MAX,
     PrefixDemand,
     copies_kept,
     copies_wanted,
+    faded,
 )
 from mooncache.errors import InvalidArgument
 
@@ -48,7 +47,7 @@ SHARD_KEYS_MAX: Final = 65_536  # in one answer
 SHARDS_AGAIN_S: Final = 5.0  # an answer that has not come by then is asked for again
 
 
-class Use(NamedTuple):
+class FadingCount(NamedTuple):
     """A fading count as of a moment."""
 
     uses: float
@@ -56,7 +55,7 @@ class Use(NamedTuple):
 
     def uses_at(self, now_s: float) -> float:
         """The count at a later moment."""
-        return self.uses * math.exp(-max(0.0, now_s - self.at_s) / FADES_IN_S)
+        return faded(self.uses, now_s - self.at_s)
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class _Segment:
     copies: int = 1
     ordered_blocks: int = 0  # what there are copies of
     asked_s: float = float("-inf")
-    hosts: dict[str, Use] = field(default_factory=dict)  # who reads it
+    hosts: dict[str, FadingCount] = field(default_factory=dict)  # who reads it
     shards: tuple[bytes, ...] = ()  # keys of the same blocks under the other shards' passports
     shards_wanted: bool = False
     shards_asked_s: float = float("-inf")
@@ -87,7 +86,7 @@ class _Segment:
             known = self.hosts.get(host)
             if known is None and len(self.hosts) >= HOSTS_MAX:
                 del self.hosts[min(self.hosts, key=lambda name: self.hosts[name].uses_at(now_s))]
-            self.hosts[host] = Use(1.0 + (known.uses_at(now_s) if known else 0.0), now_s)
+            self.hosts[host] = FadingCount(1.0 + (known.uses_at(now_s) if known else 0.0), now_s)
 
     def readers(self, now_s: float) -> tuple[str, ...]:
         """Their hosts, the busiest first; those that have not read it for long are left out."""

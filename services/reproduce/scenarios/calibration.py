@@ -38,7 +38,7 @@ def figure_14(_lab: Lab, sheet: Sheet) -> None:
     prefill, decode, worst = PROFILE.prefill, PROFILE.decode, 0.0
     for share, seconds in PREFILL_S.items():
         for tokens, paper in zip(LENGTHS, seconds, strict=True):
-            ours = prefill_s(tokens, int(tokens * share))
+            ours = PROFILE.prefill.seconds(tokens, int(tokens * share))
             worst = max(worst, abs(ours / paper - 1))
             name = f"prefill of {tokens // K}k tokens, {share:.0%} held"
             sheet.findings.append(published(name, ours, "s", paper, within=FIT_BAR))
@@ -60,9 +60,9 @@ def figure_14(_lab: Lab, sheet: Sheet) -> None:
 
 def figure_2(_lab: Lab, sheet: Sheet) -> None:
     curve = (*FIGURE_2_PREFILL, *FIGURE_2_PREFILL_REST)
-    longest = prefill_s(128 * K, 0)
+    longest = PROFILE.prefill.seconds(128 * K, 0)
     for number in (1, 2, 4, 8, 12):
-        ours = prefill_s(number * 8 * K, 0) / longest
+        ours = PROFILE.prefill.seconds(number * 8 * K, 0) / longest
         sheet.findings.append(
             published(f"prefill of {number * 8}k / 128k tokens", ours, "", curve[number - 1])
         )
@@ -80,7 +80,7 @@ def figure_7(_lab: Lab, sheet: Sheet) -> None:
     layers = 80
     for tokens, serial, layered in zip(LENGTHS, SERIAL_STORE_S, LAYERED_STORE_S, strict=True):
         store_s = tokens * PROFILE.kv_bytes_per_token / (FIGURE_7_GB_PER_S * 1e9)
-        compute_s = prefill_s(tokens, 0)
+        compute_s = PROFILE.prefill.seconds(tokens, 0)
         left_s = max(0.0, store_s - compute_s) + store_s / layers
         name = f"KV of {tokens // K}k tokens stored"
         sheet.findings += [
@@ -92,12 +92,6 @@ def figure_7(_lab: Lab, sheet: Sheet) -> None:
         f"Rate ({FIGURE_7_GB_PER_S:g} GB/s) and fixed cost ({FIGURE_7_LEAST_S:g} s) come from the figure itself; what "
         "it shows, and the model too, is that the part that grows with the length vanishes"
     )
-
-
-def prefill_s(tokens: int, held: int) -> float:
-    """The seconds of one prompt by the profile."""
-    a, b, c, d = PROFILE.prefill
-    return a + b * (tokens - held) + c * (tokens**2 - held**2) + d * held
 
 
 def decode_s(sequences: int, kv_tokens: float) -> float:
@@ -124,7 +118,7 @@ def break_even(_lab: Lab, sheet: Sheet) -> None:
         sheet.findings.append(published(name, ours, "GB/s", printed, within=0.03))
         sheet.findings.append(published(f"{name}, its exact value", ours, "GB/s", exact, within=0.001))
     for held in (512, 8 * K, 32 * K, 128 * K):
-        saved_s = prefill_s(held, 0) - PROFILE.prefill.a
+        saved_s = PROFILE.prefill.seconds(held, 0) - PROFILE.prefill.a
         rate = held * PROFILE.kv_bytes_per_token / saved_s / 1e9
         sheet.findings.append(
             measured(f"8 x A800, {held:,} tokens, measured speed (Figure 14)", rate, "GB/s")
@@ -138,7 +132,7 @@ def break_even(_lab: Lab, sheet: Sheet) -> None:
 def pipeline(_lab: Lab, sheet: Sheet) -> None:
     """Chunked pipeline parallelism: the paper gives neither group size, chunk size nor speed-up."""
     for tokens in (8 * K, 32 * K, 128 * K):
-        alone = prefill_s(tokens, 0)
+        alone = PROFILE.prefill.seconds(tokens, 0)
         sheet.findings.append(measured(f"{tokens // K}k tokens, one node", alone, "s"))
         for stages in (2, 4, 8):
             plan = best(PROFILE.prefill, tokens, 0, stages)

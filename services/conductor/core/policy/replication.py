@@ -26,6 +26,11 @@ SHARE_MAX = 0.5  # of the instances
 PREFIXES_MAX = 4096
 
 
+def faded(uses: float, passed_s: float) -> float:
+    """What is left of a count after so many seconds."""
+    return uses * math.exp(-max(0.0, passed_s) / FADES_IN_S)
+
+
 @dataclass(slots=True)
 class Prefix:
     """A prefix that is used: its tokens, and how often lately (fading count, as of `at_s`)."""
@@ -36,7 +41,7 @@ class Prefix:
 
     def uses_at(self, now_s: float) -> float:
         """The fading count at a moment."""
-        return self.uses * math.exp(-max(0.0, now_s - self.at_s) / FADES_IN_S)
+        return faded(self.uses, now_s - self.at_s)
 
 
 class Copy(NamedTuple):
