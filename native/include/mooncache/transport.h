@@ -70,7 +70,6 @@ struct Capabilities {
   bool fused_blocks = false;  // GET/PUT of whole blocks in one round trip
   bool one_sided = false;     // the peer's processor takes no part in a transfer
   bool same_host_only = false;
-  bool needs_registration = false;  // local slices must lie in a registered region
   uint8_t memory_kinds = static_cast<uint8_t>(MemoryKind::kHost);
   uint32_t max_slices = 0;     // per transfer
   uint32_t max_in_flight = 0;  // transfers accepted and not yet polled, per link

@@ -126,7 +126,7 @@ Result<RegionHandle> BufferBook::register_memory(RdmaTransport& transport, Slice
   }
   auto made = transport.register_region(region);
   if (exported) (void)::close(exported->fd);
-  device->say(made ? transport.describe(*made) : "staged, because " + made.status().message);
+  device->set_route(made ? transport.describe(*made) : "staged, because " + made.status().message);
   return made;
 }
 
@@ -163,9 +163,9 @@ RegionHandle BufferBook::registration(std::unique_lock<std::mutex>& lock, Buffer
     buffer.refused_until_ms = now_ms + kRefusedPauseMs;
     counters_.add(Counter::kRegistrationFailures);
     if (buffer.device) {
-      buffer.device->say("staged, because a buffer of " + std::to_string(buffer.size) +
-                         " bytes is beyond what may be registered (client.registered_bytes_max, "
-                         "client.registered_buffers_max)");
+      buffer.device->set_route("staged, because a buffer of " + std::to_string(buffer.size) +
+                               " bytes is beyond what may be registered (client.registered_bytes_max, "
+                               "client.registered_buffers_max)");
     }
     return 0;
   }

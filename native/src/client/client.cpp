@@ -302,7 +302,7 @@ Status Client::register_device_buffer(std::shared_ptr<GpuDevice> gpu, DeviceSlic
 }
 
 std::string Client::gpu_direct(const std::shared_ptr<GpuDevice>& gpu) const {
-  return gpu && !impl_->in_child() ? impl_->buffers->device(gpu)->said() : "";
+  return gpu && !impl_->in_child() ? impl_->buffers->device(gpu)->route() : "";
 }
 
 Status Client::unregister_buffer(Slice memory) {

@@ -35,7 +35,7 @@ std::unique_ptr<Program> make_refusal() {
 
 bool Client::Impl::worth_device_call(DeviceCall& call, uint64_t bytes) const {
   const auto here = [&](std::string why) {
-    call.sums->say("staged, because " + std::move(why), true);
+    call.sums->set_route("staged, because " + std::move(why), true);
     return false;
   };
   if (!config.rdma.enabled) return here("the configuration switches RDMA off");
@@ -62,7 +62,7 @@ bool Client::Impl::rdma_for_device(const DeviceCall& call, Node& node, const Ses
     why = "node " + node.info().node_id + " does not offer RDMA";
   else if (transport != nullptr && !transport->availability())
     why = transport->availability().message;
-  call.sums->say("staged, because " + why, true);
+  call.sums->set_route("staged, because " + why, true);
   return false;
 }
 

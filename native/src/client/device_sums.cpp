@@ -26,14 +26,14 @@ void DeviceSums::release(std::unique_ptr<GpuStager> stager) {
   if (idle_.size() < kIdleMax) idle_.push_back(std::move(stager));
 }
 
-void DeviceSums::say(std::string how, bool unless_said) {
+void DeviceSums::set_route(std::string how, bool only_first) {
   const std::lock_guard lock(mutex_);
-  if (!unless_said || said_.empty()) said_ = std::move(how);
+  if (!only_first || route_.empty()) route_ = std::move(how);
 }
 
-std::string DeviceSums::said() const {
+std::string DeviceSums::route() const {
   const std::lock_guard lock(mutex_);
-  return said_;
+  return route_;
 }
 
 void SumsUnderWay::start(DeviceSums& device, std::span<const DeviceSlice> slices,

@@ -25,16 +25,16 @@ class DeviceSums {
   Result<std::unique_ptr<GpuStager>> acquire();
   void release(std::unique_ptr<GpuStager> stager);
 
-  // How devices of RDMA reach its memory, or "staged, because …". `unless_said`: only where nothing is known
+  // How devices of RDMA reach its memory, or "staged, because …". `only_first`: only where nothing is known
   // yet.
-  void say(std::string how, bool unless_said = false);
-  std::string said() const;
+  void set_route(std::string how, bool only_first = false);
+  std::string route() const;
 
  private:
   const std::shared_ptr<GpuDevice> gpu_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<GpuStager>> idle_;
-  std::string said_;
+  std::string route_;
 };
 
 // The checksums of some blocks, under way or not.

@@ -90,7 +90,7 @@ class LaneLoop {
       task.sign_of_life.reset();
       task.sign_requested = false;
     }
-    if (task.program && session.settled() && task.program->finished()) {
+    if (task.program && session.idle_but_for_late_answers() && task.program->finished()) {
       task.done = true;
       task.program.reset();  // may hold a link to the session
       task.sign_of_life.reset();

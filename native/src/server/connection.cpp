@@ -288,7 +288,8 @@ void Connection::begin_close(CloseReason reason) {
 }
 
 void Connection::begin_linger() {
-  if (!session_.proven() && loop_.shared().crowded(session_.is_unix)) return end(close_reason_);
+  if (!session_.proven() && loop_.shared().too_many_unauthenticated(session_.is_unix))
+    return end(close_reason_);
   state_ = State::kLingering;
   frames_.clear();
   (void)::shutdown(fd(), SHUT_WR);
@@ -356,7 +357,7 @@ void Connection::on_tick() {
   if (is_dead()) return;
   // Many strangers at once: those that were refused go, and the others get less time, so that the proven
   // ones get in.
-  const bool pressure = !session_.proven() && loop_.shared().crowded(session_.is_unix);
+  const bool pressure = !session_.proven() && loop_.shared().too_many_unauthenticated(session_.is_unix);
   if (pressure && (state_ == State::kLingering || state_ == State::kClosing)) return end(close_reason_);
   if (state_ == State::kLingering) {
     if (!session_.held.must_linger() && now - closing_ms_ > kLingerMs) end(close_reason_);

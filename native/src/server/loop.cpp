@@ -102,7 +102,7 @@ void Loop::run() {
     metrics.turn_bytes_max.raise(turn_bytes_);
     if (now_ms_ >= next_tick_ms_) tick();
     if (some_paused_ && now_ms_ >= listening_retry_ms_) resume_listening();
-    shed();
+    close_largest();
     remove_dead();
     if (stopping_.load()) {
       advance_stop();
@@ -158,7 +158,7 @@ void Loop::stop(Deadline deadline) {
 
 void Loop::accept_some(Listener& listener) {
   for (int i = 0; i < kAcceptsPerTurn && !stopping_.load(); ++i) {
-    if (shared_.crowded(listener.is_unix)) {
+    if (shared_.too_many_unauthenticated(listener.is_unix)) {
       next_tick_ms_ = now_ms_;  // who was refused and lingers makes room at once
       return pause(listener);
     }
@@ -234,7 +234,7 @@ void Loop::resume_listening() {
   some_paused_ = false;
   for (const auto& listener : listeners_) {
     if (!listener->paused) continue;
-    if (shared_.crowded(listener->is_unix)) {
+    if (shared_.too_many_unauthenticated(listener->is_unix)) {
       some_paused_ = true;
       continue;
     }
@@ -422,7 +422,7 @@ void Loop::look_at_arena() {
 
 // Too much memory is in hand on this node: who holds most of it goes, as long as that is more than an equal
 // share. Each loop looks at its own connections.
-void Loop::shed() {
+void Loop::close_largest() {
   const uint64_t limit = shared_.config.max_buffered_bytes;
   for (size_t left = connections_.size(); left > 0 && shared_.buffered_bytes.load() > limit; --left) {
     Connection& most = **std::max_element(

@@ -122,7 +122,7 @@ class Loop {
   void publish_longest_wait();
   void tick();
   void look_at_arena();
-  void shed();
+  void close_largest();
   void remove_dead();
   void advance_stop();
   void wake();

@@ -72,7 +72,9 @@ struct Shared {
   // the processes of this host out.
   std::atomic<uint32_t> strangers_tcp{0}, strangers_unix{0};
   std::atomic<uint32_t>& strangers(bool is_unix) { return is_unix ? strangers_unix : strangers_tcp; }
-  bool crowded(bool is_unix) { return strangers(is_unix).load() >= config.max_unauthenticated; }
+  bool too_many_unauthenticated(bool is_unix) {
+    return strangers(is_unix).load() >= config.max_unauthenticated;
+  }
   // Requests that wait for space are served in the order of their tickets, the first of which is 1.
   std::atomic<uint64_t> park_tickets{0};
   // How often space may have become free; who failed to get it looks whether that changed meanwhile.

@@ -24,12 +24,12 @@ class Advisor {
   void seen(std::span<const uint64_t> ids, std::span<const uint8_t> here, uint64_t now_ms) {
     asked_.store(true, std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
-    policy_.seen(ids, at(now_ms), here);
+    policy_.seen(ids, seconds_at(now_ms), here);
   }
   bool stored(uint64_t id, uint64_t now_ms) {
     if (knows_nothing()) return false;
     const std::lock_guard lock(mutex_);
-    return policy_.stored(id, at(now_ms));
+    return policy_.stored(id, seconds_at(now_ms));
   }
   void discard(uint64_t id) {
     if (knows_nothing()) return;
@@ -43,13 +43,13 @@ class Advisor {
   std::optional<uint64_t> victim(uint64_t incoming, uint64_t now_ms) {
     if (knows_nothing()) return std::nullopt;
     const std::lock_guard lock(mutex_);
-    const auto found = policy_.victim(at(now_ms), incoming);
+    const auto found = policy_.victim(seconds_at(now_ms), incoming);
     return found ? std::optional(found->id) : std::nullopt;
   }
   void next_victims(uint32_t limit, uint64_t now_ms, std::vector<Reuse::NextVictim>& out) {
     if (knows_nothing()) return;
     const std::lock_guard lock(mutex_);
-    policy_.next_victims(at(now_ms), limit, out);
+    policy_.next_victims(seconds_at(now_ms), limit, out);
   }
   uint64_t memory_bytes() const {
     const std::lock_guard lock(mutex_);
@@ -64,7 +64,7 @@ class Advisor {
   // Where no chain was ever asked for, puts and evictions take no lock of the policy's.
   bool knows_nothing() const { return !asked_.load(std::memory_order_relaxed); }
   // Threads read the clock before they take the mutex; the policy's time never falls.
-  double at(uint64_t now_ms) {
+  double seconds_at(uint64_t now_ms) {
     now_s_ = std::max(now_s_, static_cast<double>(now_ms * speed_) / 1000.0);
     return now_s_;
   }

@@ -129,7 +129,7 @@ uint64_t seal_of(uint32_t slot, Kept kind, const KeptRecord& record) {
 
 static_assert(sizeof(KeptRecord) == 80);
 
-Catalogue::Record& Catalogue::at(uint32_t slot) const {
+Catalogue::Record& Catalogue::record_of(uint32_t slot) const {
   static_assert(sizeof(Record) == kRecordBytes);
   return *reinterpret_cast<Record*>(file_.data() + kHeaderBytes + uint64_t{slot} * kRecordBytes);
 }
@@ -169,17 +169,17 @@ Result<Catalogue> Catalogue::adopt(int fd, const CatalogueShape& shape) {
 }
 
 void Catalogue::prefetch(uint32_t slot) const {
-  const auto* const line = reinterpret_cast<const std::byte*>(&at(slot));
+  const auto* const line = reinterpret_cast<const std::byte*>(&record_of(slot));
   __builtin_prefetch(line, 1);
   __builtin_prefetch(line + kRecordBytes - 1, 1);
 }
 
 const KeptRecord& Catalogue::content(uint32_t slot) const {
-  return at(slot).content;
+  return record_of(slot).content;
 }
 
 void Catalogue::reserve(uint32_t slot, const KeptRecord& record) {
-  Record& kept = at(slot);
+  Record& kept = record_of(slot);
   word(kept.seal).store(0, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   kept.content = record;
@@ -188,7 +188,7 @@ void Catalogue::reserve(uint32_t slot, const KeptRecord& record) {
 }
 
 void Catalogue::commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms) {
-  Record& kept = at(slot);
+  Record& kept = record_of(slot);
   kept.content.crc = crc;
   kept.content.generation = generation;
   kept.content.committed_ms = committed_ms;
@@ -196,15 +196,15 @@ void Catalogue::commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_
 }
 
 void Catalogue::clear(uint32_t slot) {
-  word(at(slot).seal).store(0, std::memory_order_release);
+  word(record_of(slot).seal).store(0, std::memory_order_release);
 }
 
 void Catalogue::note_use(uint32_t slot, uint64_t tick, uint8_t queue) {
-  word(at(slot).use).store(tick << 1 | (queue & 1u), std::memory_order_relaxed);
+  word(record_of(slot).use).store(tick << 1 | (queue & 1u), std::memory_order_relaxed);
 }
 
 Catalogue::Found Catalogue::read(uint32_t slot) const {
-  Record& kept = at(slot);
+  Record& kept = record_of(slot);
   Found found;
   const uint64_t seal = word(kept.seal).load(std::memory_order_acquire);
   if (seal == 0) return found;

@@ -88,7 +88,7 @@ class Catalogue {
 
  private:
   struct Record;
-  Record& at(uint32_t slot) const;
+  Record& record_of(uint32_t slot) const;
   Memfd file_;
   Seeds seeds_{};
   uint64_t slots_ = 0;

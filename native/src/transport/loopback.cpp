@@ -60,7 +60,7 @@ class Peer final : public LoopbackPeer {
     return generations_[extent.slot] == extent.generation ? Code::kOk : Code::kGenerationChanged;
   }
 
-  std::byte* at(uint32_t segment, uint64_t offset) {
+  std::byte* bytes_at(uint32_t segment, uint64_t offset) {
     const std::lock_guard lock(mutex_);
     return segments_[segment].data() + offset;
   }
@@ -99,7 +99,8 @@ class LoopbackLink final : public QueuedLink {
     const RemoteExtent& remote = pending.transfer.remote;
     const Code code = peer_->check(remote, pending.transfer.direction == Direction::kWrite);
     if (code != Code::kOk) return code;
-    std::byte* memory = peer_->at(remote.segment, remote.offset + pending.transfer.offset + pending.moved);
+    std::byte* memory =
+        peer_->bytes_at(remote.segment, remote.offset + pending.transfer.offset + pending.moved);
     const bool read = pending.transfer.direction == Direction::kRead;
     pending.crc =
         copy_crc32c(read ? piece.data : memory, read ? memory : piece.data, piece.size, pending.crc);

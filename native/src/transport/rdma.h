@@ -57,7 +57,7 @@ class RdmaStaging {
   RdmaStaging& operator=(const RdmaStaging&) = delete;
 
   Slice memory() const { return {data_, static_cast<size_t>(slots_ * kSlotBytes)}; }
-  std::byte* at(uint32_t slot) const { return data_ + uint64_t{slot} * kSlotBytes; }
+  std::byte* slot_data(uint32_t slot) const { return data_ + uint64_t{slot} * kSlotBytes; }
   std::optional<uint32_t> acquire();
   void release(uint32_t slot);
 
@@ -212,7 +212,7 @@ class RdmaLink final : public Link {
   bool may_repair() const;
   void repair(Deadline deadline);
   size_t take_done(std::span<Completion> completions);
-  void nap(Deadline deadline);
+  void back_off(Deadline deadline);
 
   const std::shared_ptr<RdmaShared> shared_;
   Session* session_;

@@ -308,12 +308,12 @@ size_t RdmaLink::poll(std::span<Completion> completions, Deadline deadline) {
     if (moved) {
       idle_since = Clock::now();
     } else if (Clock::now() - idle_since > kSpin) {
-      nap(deadline);
+      back_off(deadline);
     }
   }
 }
 
-void RdmaLink::nap(Deadline deadline) {
+void RdmaLink::back_off(Deadline deadline) {
   std::vector<int> fds;
   const int patience_ms = wait_for(fds);
   if (patience_ms == 0) return;

@@ -151,7 +151,7 @@ uint32_t RdmaLink::checksum(const Pending& pending, const Piece& piece) {
     return crc;
   }
   const bool into_slices = pending.transfer.direction == Direction::kRead;
-  std::byte* slot = shared_->staging->at(piece.slot);
+  std::byte* slot = shared_->staging->slot_data(piece.slot);
   each_range(pending, piece, [&](std::byte* own, size_t take, size_t) {
     std::byte* to = into_slices ? own : slot;
     const std::byte* from = into_slices ? slot : own;
@@ -246,7 +246,7 @@ void RdmaLink::post(uint32_t number, size_t end_number) {
       post.add(own, static_cast<uint32_t>(take), memory->local_key());
     });
   } else {
-    post.add(shared_->staging->at(piece.slot), piece.length, end.rail->staging->local_key());
+    post.add(shared_->staging->slot_data(piece.slot), piece.length, end.rail->staging->local_key());
   }
   post.remote_address = remote.address + pending.transfer.offset + piece.offset;
   post.remote_key = remote.keys[end_number];

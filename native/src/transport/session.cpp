@@ -362,7 +362,7 @@ Status Session::run(Program& program, Deadline deadline, int cancel_fd, WhenCut 
     if (Status status = pump(&program); !status) return status;
     const bool worked = program.work();
     // Answers to abandoned requests may still be to come.
-    if (program.finished() && settled()) return Status::ok();
+    if (program.finished() && idle_but_for_late_answers()) return Status::ok();
     if (progressed_ || worked) {
       if (deadline.expired())
         return end_with({Code::kDeadlineExceeded, "the deadline passed during a transfer"});

@@ -106,7 +106,7 @@ class Session {
   // No request is unanswered and no byte is half sent: another program may use the session.
   bool idle() const { return ready_ && in_flight_ == 0 && out_at_ == out_.size() && payload_left_ == 0; }
   // The same, but for answers to abandoned requests.
-  bool settled() const {
+  bool idle_but_for_late_answers() const {
     return ready_ && in_flight_ == late_.count && out_at_ == out_.size() && payload_left_ == 0;
   }
   bool broken() const { return broken_; }

@@ -368,7 +368,7 @@ TEST_F(DevicePool, HostCallsNeverFindDeviceMemory) {
   const auto its = small.device(gpu_.device);
   ASSERT_TRUE(small.add(large, its));
   EXPECT_FALSE(small.registrations_of(std::span(&large, 1), its.get(), found));
-  EXPECT_EQ(its->said().find("staged, because a buffer of "), 0u);
+  EXPECT_EQ(its->route().find("staged, because a buffer of "), 0u);
 }
 
 }  // namespace
