@@ -153,7 +153,7 @@ def _handover(record: dict[str, Any]) -> None:
     for each in record["observed"].get("given_up", ()):
         blocks = each["to_block"] - each["from_block"]
         why = _GIVEN_UP.get(each["reason"], each["reason"])
-        console.print(f"{blocks} blocks were given up, and waiting requests heard so: {why}", markup=False)
+        console.print(f"{blocks} blocks were given up, and the waits for them ended: {why}", markup=False)
 
 
 def _what_if(record: dict[str, Any]) -> None:

@@ -365,12 +365,12 @@ class Client:
         begin_s: float = 1.0,
         timeout_s: float | None = None,
     ) -> res.Prefetched:
-        """Let blocks that lie on a disk alone, as a `match` of this client has heard, come up into memory where they
-        would be read. Nothing is waited for. What does not come up is read from the disk by a get as before.
+        """Prefetch blocks from disks into memory: those that a `match` of this client reported to be on a disk
+        alone, at the nodes where they would be read. Waits for no block. A get reads the others from the disk.
 
         Args:
             max_bytes: on each node.
-            begin_s: what has not begun to come up in so many seconds is given up.
+            begin_s: what has not begun in so many seconds is given up.
         """
         return self._engine.prefetch(keys, max_bytes, begin_s, timeout_s)
 

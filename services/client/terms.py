@@ -1,4 +1,4 @@
-"""Which master's word counts: the one with the newest term that was heard.
+"""Which master counts: the one with the newest term so far.
 
 A leader that was stopped or cut off may wake up and go on as if it still led. So what it says under an older term
 counts for nothing. But terms may also go back for good: a coordination that was lost and begun anew, with a clock

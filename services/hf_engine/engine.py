@@ -143,7 +143,7 @@ class Engine:
         self.post(lambda: self._abort(batch))
 
     def abort_all(self) -> None:
-        """The process ends: what is not over ends as aborted, and its requests hear of it."""
+        """The process ends: sequences that have not ended are aborted, and their requests get an error."""
         self.post(self._abort_all)
 
     def post(self, action: Callable[[], None]) -> None:

@@ -191,7 +191,7 @@ class Mover:
             self.changed.set()
 
     def give_up(self, job: TransferJob) -> None:
-        """These blocks will not be saved: another instance that waits for them hears of it. Does not wait."""
+        """These blocks will not be saved: waits of other instances for them end. Does not wait."""
         with self._lock:
             if job.is_awaited and job.keys and not self._closed and len(self._given_up) < GIVEN_UP_MAX:
                 self._given_up.append(job)

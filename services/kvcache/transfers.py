@@ -1,4 +1,4 @@
-"""What engines order of the pool and what they hear of it: jobs and reports of loads and saves."""
+"""Jobs that engines give to the pool, and reports about them: loads and saves."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ class TransferJob:
     ] = ()  # of a load: positions of blocks that another instance is computing, in rising order
     await_s: float = 0.0  # for so long
     node: str = ""  # where they will be; of a save: the node that should take them
-    is_awaited: bool = (
-        False  # of a save: another instance waits for the blocks, and hears of those that are lost
-    )
+    is_awaited: bool = False  # of a save: another instance waits for the blocks; its waits for lost ones end
 
     def blocks_at_once(self, block_bytes: int, bytes_max: int) -> int:
         """How many blocks of a save go to the pool in one call."""

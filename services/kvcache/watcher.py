@@ -1,7 +1,7 @@
 """Waits for blocks at the nodes that will have them: one watch and one thread for all waits of a client.
 
-Idea: a wait is a parked call that costs nothing while nothing happens. One thread hears what nodes say and calls the
-waits' functions, which must not block. A wait ends exactly once, unless it is removed: also when there is no pool, when
+Idea: a wait is a parked call that costs nothing while nothing happens. One thread receives what nodes answer, and calls
+functions of the waits, which must not block. A wait ends exactly once, unless it is removed: also without a pool, when
 the client breaks, and when a node says nothing for a while after the time limit.
 """
 

@@ -378,8 +378,8 @@ class Client {
   // The caller's side will not write these keys: whoever waits for one of them learns it now, or within the
   // next second. At every node, or at options.node. Returns how many waits ended.
   Result<uint64_t> give_up(std::span<const Key> keys, const CallOptions& options);
-  // Blocks that lie on a disk alone, as far as match() has heard, begin to come up where they would be read.
-  // Nothing is waited for, and what does not come up is read from the disk later.
+  // Prefetches blocks from disks into memory: those that match() reported to be on a disk alone, at the nodes
+  // where they would be read. Waits for no block; what was not prefetched is read from the disk later.
   Result<PrefetchReport> prefetch(std::span<const Key> keys, const PrefetchLimits& limits,
                                   const CallOptions& options);
 

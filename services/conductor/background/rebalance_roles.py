@@ -9,7 +9,7 @@ log = get_logger(__name__)
 
 
 async def run_once(state: ConductorState) -> None:
-    """Plan once. Workers hear of their new role with their next report; what they work on is finished there."""
+    """Plan once. Workers get their new role in the answer to their next report; they finish their requests."""
     if not state.section.rebalance_roles:
         return
     core, now_s = state.core, state.clock.now_s()

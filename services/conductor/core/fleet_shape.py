@@ -1,7 +1,7 @@
 """What an instance is in the book of instances, and the names of the book's columns.
 
-Costs are learnt from what engines report. What cannot be a cost is stopped at the book's door (`possible`): one NaN in
-the load that is expected would stay there until the last request that it was added with has ended.
+Costs are learnt from what engines report. Invalid costs are refused before they enter the book (`possible`): a NaN in
+the expected load would stay there until the last request with it has ended.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Blocks that will not come: whoever waits for them at a store node should hear so now, not at its time limit.
+"""Blocks that will not come: the waits for them at store nodes should end now, not at their time limits.
 
 A prefill leg that failed, ended without having stored, or went away with its request or its engine leaves keys that
-no leg writes. They are kept here until they are due, because another plan of the same request may have its blocks made
-after all; then they are taken out, without what running requests make (`InFlight.unmade`).
+no leg writes. They are kept here until they are due, because another plan of the same request may still make
+its blocks. Then they are taken out, without those that running requests make (`InFlight.unmade`).
 
-It is no matter of safety: who hears of it looks again and computes what is missing.
+This saves time only: a client whose wait ends looks again and computes what is missing.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Outcomes:
     def not_computed(
         self, active: Active, reason: GiveUpReason, now_s: float, due_s: float | None = None
     ) -> None:
-        """The prompt will not be computed by this plan: whoever waits for its blocks is to hear so, at `due_s`."""
+        """The prompt will not be computed by this plan: the waits for its blocks are to end, at `due_s`."""
         self._not_made(active.decision_id, reason, now_s if due_s is None else due_s)
         self.computed(active, now_s)
 

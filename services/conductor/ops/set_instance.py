@@ -15,7 +15,7 @@ log = get_logger(__name__)
 async def handle(
     state: ConductorState, request: pb.SetInstanceRequest, context: CallContext
 ) -> pb.SetInstanceResponse:
-    """Carry it out; the worker hears of it with its next report. Raises InstanceUnknown."""
+    """Carry it out; the worker learns it from the answer to its next report. Raises InstanceUnknown."""
     role = INSTANCE_ROLES.get(request.role)
     drain = request.drain if request.HasField("drain") else None
     instance = state.core.registry.set(request.instance_id, role, drain, context.now_s, pinned=True)

@@ -1,7 +1,7 @@
 """`MooncacheConnector`: vLLM's connector interface over the two halves of the connector.
 
 Idea: this class only translates. It holds one rule of its own: nothing that goes wrong in the connector may reach the
-engine. A method that fails answers what an engine without a cache would hear, and the defect is logged and counted.
+engine. A method that fails returns what a connector without a cache would return, and the defect is logged and counted.
 """
 
 from __future__ import annotations

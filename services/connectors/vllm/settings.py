@@ -23,7 +23,7 @@ class ConnectorSettings:
     master_targets: str  # "" takes the configured
     passport_path: Path | None  # where the engine's identity is written, if anywhere
     chat_template: str = ""
-    """What the engine's server was given as --chat-template, of which the connector hears nothing else."""
+    """The engine's --chat-template, which vLLM does not pass to the connector."""
 
 
 def read_settings(extra: Mapping[str, object], base: Mapping[str, object] | None = None) -> ConnectorSettings:

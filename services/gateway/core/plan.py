@@ -1,6 +1,6 @@
 """Where a request goes: its legs, what was tried for it, and for how long the decode leg waits for the prefill leg.
 
-Those who wait for blocks that the prefill leg did not store hear so from its engine; the blocks that it stored arrive
+Waits for blocks that the prefill leg did not store are ended by its engine; the blocks that it stored arrive
 soon. A decode leg without an answer after that time may be busy, or may wait for blocks of which all word was lost:
 only the pool knows which.
 """

@@ -1,4 +1,4 @@
-"""Who has to hear that an instance has become suspect: the requests that wait for its first token.
+"""Alarms that an instance has become suspect, for the requests that wait for its first token.
 
 A suspicion counts once it has lasted for `GRACE_S`: a conductor that was stopped for a moment suspects all of them
 until the next reports.

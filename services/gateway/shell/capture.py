@@ -269,7 +269,7 @@ class Capture:
 
 
 class _File:
-    """One file that is being written, readable by its owner only. `flushed` hears what became of rows."""
+    """One file that is being written, readable by its owner only. `flushed` is called with what became of rows."""
 
     def __init__(
         self, path: Path, numbering: Numbering, flushed: Callable[..., None], *, has_names: bool

@@ -1,4 +1,4 @@
-"""Waiting for blocks that another instance computes: what to do next, whatever is heard of them.
+"""Waiting for blocks that another instance computes: what to do next after each answer about them.
 
 Idea: one parked call at the node waits for all of them (WATCH). When it ends with blocks missing, the pool is asked
 once more (LOOK): a block may lie elsewhere, or have come in the same moment. What is missing then is waited for again

@@ -1,4 +1,4 @@
-"""What the node tells the master next, as a pure state machine.
+"""Which report the node sends to the master next, as a pure state machine.
 
 Idea: the node owns the truth; the master's directory is derived from two kinds of reports. Deltas are
 contiguous, sequence-numbered pieces of the native event log. A full report (BEGIN, PARTs, END) replaces all the

@@ -1,4 +1,4 @@
-"""What the engine's own prefix cache holds, in our keys, and which changes of it the conductor has not heard yet.
+"""What the engine's own prefix cache holds, in our keys, and which changes of it the conductor does not know yet.
 
 Engines name blocks by hashes of their own. Our key of a block is computed anew from its tokens, with the
 engine's passport and the request's salt, by the same chain as everywhere (kvcache/keys.py). The salt stands

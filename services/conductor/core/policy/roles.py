@@ -110,7 +110,7 @@ class RolePlanner:
     def _waits_s(self, side: int, giver: int, counts: dict[int, int]) -> float:
         """The time from a switch to one the other way.
 
-        A lack that is no matter of chance, beside a surplus, waits only until most of what is known was measured since.
+        A lack that is not due to chance, beside a surplus, waits only until most of what is known was measured since.
         """
         needs = {PREFILL: self.needs.prefill, DECODE: self.needs.decode}
         lacks = needs[side] > URGENT * counts[side]
