@@ -292,9 +292,9 @@ class Outcomes:
         learned.local_tokens = cache.local_tokens if cache is not None else 0
         learned.loaded_tokens = cache.loaded_tokens if cache is not None else 0
         learned.computed_tokens = computed
-        record.observed.update(
-            computed_tokens=computed, local_tokens=learned.local_tokens, loaded_tokens=learned.loaded_tokens
-        )
+        record.observed["computed_tokens"] = computed
+        record.observed["local_tokens"] = learned.local_tokens
+        record.observed["loaded_tokens"] = learned.loaded_tokens
         if cache is not None:
             role = LegRole.PREFILL if leg is not None else LegRole.DECODE
             _compare(role, active.computing, cache, record, learned)

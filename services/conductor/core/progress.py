@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
 
+from mooncache.conductor.core.record_fields import EventFields, LegFields
 from mooncache.kvcache.leg_hint import CacheReport, LegRole
 
 
@@ -32,9 +32,9 @@ class LegReport:
     usage: dict[str, int] | None = None  # tokens by name, as the engine counted them
     cache: CacheReport | None = None  # None when the engine said nothing about its cache
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> LegFields:
         """As the record of a decision shows it."""
-        found: dict[str, Any] = {
+        found: LegFields = {
             "leg": str(self.role),
             "instance": self.instance_id,
             "sent_ms": round(self.sent_ms, 3),
@@ -72,9 +72,9 @@ class ProgressReport:
         said = (leg.cache for leg in reversed(self.legs) if leg.role is LegRole.DECODE)
         return next((cache for cache in said if cache is not None), None)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> EventFields:
         """As the record of a decision shows it."""
-        found: dict[str, Any] = {
+        found: EventFields = {
             "phase": str(self.phase),
             "elapsed_ms": round(self.elapsed_s * 1e3, 3),
             "output_tokens": self.output_tokens,

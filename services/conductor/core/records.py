@@ -10,12 +10,12 @@ import json
 from collections import OrderedDict, deque
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
 from mooncache.conductor.core.candidates import Candidates, PolicyView
 from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.record_fields import EventFields, ObservedFields
 from mooncache.conductor.core.seen import MissRange
 from mooncache.kvcache.leg_hint import CacheReport, LegRole
 
@@ -60,11 +60,11 @@ class DecisionRecord:
     block_tokens: int = 0
     misses: list[MissRange] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
-    observed: dict[str, Any] = field(default_factory=dict)
+    observed: ObservedFields = field(default_factory=ObservedFields)
     decode_cache: tuple[str, CacheReport] | None = None
     """What the worker of the decode instance (by name) passed on of the leg that answered."""
 
-    def note(self, event: dict[str, object]) -> None:
+    def note(self, event: EventFields) -> None:
         """Add an event; beyond a number they are dropped, beyond a size their legs."""
         if len(self.events) >= EVENTS_MAX:
             return
@@ -73,9 +73,9 @@ class DecisionRecord:
             packed = pack({**event, "legs": [], "dropped": "the record is full"})
         self.events.append(packed)
 
-    def reported(self) -> list[dict[str, object]]:
+    def reported(self) -> list[EventFields]:
         """The events, as JSON fields, with what the engine said of the decode leg by whichever way it came."""
-        events = [unpack(event) for event in self.events]
+        events: list[EventFields] = [unpack(event) for event in self.events]
         if self.decode_cache is not None:
             instance, cache = self.decode_cache
             for event in events:

@@ -7,11 +7,12 @@ wait by so much. What an engine did not say is shown as unknown, not as computin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mooncache.conductor.core.progress import Phase
+from mooncache.conductor.core.record_fields import EventFields, LegFields, ObservedFields
 from mooncache.kvcache.leg_hint import LegRole
 
 
@@ -48,7 +49,7 @@ class LegSpan(NamedTuple):
         }
 
 
-def spans(events: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> list[LegSpan]:
+def spans(events: Sequence[EventFields], observed: ObservedFields) -> list[LegSpan]:
     """The spans of a request in the order of its legs, from what was reported of it so far."""
     legs = _legs(events)
     if not legs:
@@ -76,9 +77,9 @@ def spans(events: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> l
     return [span for span in found if span.to_ms > span.from_ms]
 
 
-def _legs(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _legs(events: Iterable[EventFields]) -> list[LegFields]:
     """What was reported last of each leg, in the order in which they were sent."""
-    last: dict[tuple[str, str, float], Mapping[str, Any]] = {}
+    last: dict[tuple[str, str, float], LegFields] = {}
     for event in events:
         for leg in event["legs"]:
             name = leg["leg"], leg["instance"], leg["sent_ms"]
@@ -87,7 +88,7 @@ def _legs(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(last.values(), key=lambda leg: (leg["sent_ms"], leg["leg"] != LegRole.PREFILL))
 
 
-def _computing(leg: Mapping[str, Any], end_ms: float, queue_ms: float = 0.0) -> list[LegSpan]:
+def _computing(leg: LegFields, end_ms: float, queue_ms: float = 0.0) -> list[LegSpan]:
     """A leg from when it was sent until its prompt is computed."""
     begin_ms, cache = leg["sent_ms"], leg.get("cache")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from mooncache import errors
 from mooncache.conductor.core.spans import spans
@@ -28,7 +27,9 @@ async def handle(
         )
     core = state.core
     core.keep_candidates(record)
-    more: dict[str, Any] = {"spans": [span.to_json() for span in spans(record.reported(), record.observed)]}
+    more: dict[str, object] = {
+        "spans": [span.to_json() for span in spans(record.reported(), record.observed)]
+    }
     if request.policy:
         rng = random.Random(record.decision_id)
         try:
