@@ -10,7 +10,6 @@ tenant means a new cluster token. Neither token is ever put into a message, a lo
 
 from __future__ import annotations
 
-import errno
 import hmac
 import os
 import re
@@ -184,25 +183,41 @@ def create_cluster_token(path: Path) -> Token:
     return token
 
 
-def load_cluster_token(path: Path) -> Token:
-    """Read the cluster token. Raises ConfigInvalid for a missing, malformed or too widely readable file."""
+def read_private_file(
+    path: Path, what: str, bytes_max: int, missing: str = ""
+) -> tuple[bytes, os.stat_result]:
+    """The first bytes of a file with a secret, and what the file is; `what` begins the sentences.
+
+    Args:
+        missing: what to say instead when there is no such file.
+
+    Raises:
+        ConfigInvalid: missing, not a regular file, or readable by others.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise ConfigInvalid(missing or f"{what} {path} does not exist.") from None
     except OSError as error:
-        reason = "does not exist" if error.errno == errno.ENOENT else error.strerror
-        raise ConfigInvalid(f"The cluster token file {path} cannot be read: it {reason}.") from None
+        raise ConfigInvalid(f"{what} {path} cannot be read: {error.strerror}.") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigInvalid(f"The cluster token file {path} is not a regular file.")
+            raise ConfigInvalid(f"{what} {path} is not a regular file.")
         if status.st_mode & 0o077:
             mode = stat.S_IMODE(status.st_mode)
             raise ConfigInvalid(
-                f"The cluster token file {path} has mode {mode:04o}, so others may read it; run: chmod 600 {path}"
+                f"{what} {path} has mode {mode:04o}, so others may read it; run: chmod 600 {path}"
             )
-        data = os.read(descriptor, _FILE_BYTES_MAX)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(bytes_max), status
     finally:
         os.close(descriptor)
+
+
+def load_cluster_token(path: Path) -> Token:
+    """Read the cluster token. Raises ConfigInvalid for a missing, malformed or too widely readable file."""
+    data, _ = read_private_file(path, "The cluster token file", _FILE_BYTES_MAX)
     match = _CLUSTER.fullmatch(data.decode("ascii", "replace").strip())
     if match is None:
         raise ConfigInvalid(f"The cluster token file {path} does not hold one line mcc1.<64 hex digits>.")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
-from mooncache.auth import parse_token, tenant_token
+from mooncache.auth import parse_token, read_private_file, tenant_token
 from mooncache.client.host import host_id
 from mooncache.client.limits import check_timeout
 from mooncache.client.master_link import parse_targets
@@ -42,19 +41,11 @@ def read_token_file(path: Path) -> str:
     Raises:
         ConfigInvalid: missing, unreadable, or readable by others.
     """
-    try:
-        with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            data = file.read(_TOKEN_BYTES_MAX)
-    except FileNotFoundError:
-        raise ConfigInvalid(
-            f"There is no token file at {path}. Pass token= or token_file=, set MOONCACHE_CLUSTER_TOKEN_FILE, "
-            "or start a cluster here with `mooncache up`."
-        ) from None
-    except OSError as error:
-        raise ConfigInvalid(f"The token file {path} cannot be read: {error.strerror}.") from None
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigInvalid(f"Others may read the token file {path}. Run: chmod 600 {path}")
+    missing = (
+        f"There is no token file at {path}. Pass token= or token_file=, set MOONCACHE_CLUSTER_TOKEN_FILE, "
+        "or start a cluster here with `mooncache up`."
+    )
+    data, _ = read_private_file(path, "The token file", _TOKEN_BYTES_MAX, missing)
     return data.decode("ascii", "replace").strip()
 
 

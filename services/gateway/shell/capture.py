@@ -17,7 +17,6 @@ import fcntl
 import os
 import queue
 import secrets
-import stat
 import threading
 import time
 from collections import deque
@@ -27,6 +26,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from mooncache.auth import read_private_file
 from mooncache.config.serving import GatewaySection
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.capture import CapturedPrompt, Numbering, block_digests, line
@@ -386,15 +386,9 @@ def _salt_of(path: Path | None) -> bytes:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(_SALT_BYTES) + "\n")
-        with path.open("rb") as source:
-            mode = stat.S_IMODE(os.fstat(source.fileno()).st_mode)
-            data = source.read(1024)
     except OSError as error:
-        raise ConfigInvalid(f"gateway.capture_salt_file {path} cannot be read: {error.strerror}.") from None
-    if mode & 0o077:
-        raise ConfigInvalid(
-            f"gateway.capture_salt_file {path} has mode {mode:04o}, so others may read it; run: chmod 600 {path}"
-        )
+        raise ConfigInvalid(f"gateway.capture_salt_file {path} cannot be made: {error.strerror}.") from None
+    data, _ = read_private_file(path, "gateway.capture_salt_file", 1024)
     try:
         salt = bytes.fromhex(data.decode("ascii").strip())
     except ValueError:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncache.auth import Authenticator
+from mooncache.auth import Authenticator, read_private_file
 from mooncache.errors import ConfigInvalid, Unauthenticated
 from mooncache.gateway.core.keyfile import FILE_BYTES_MAX, ApiKey, parse
 from mooncache.gateway.core.rate_limit import RateLimits
@@ -39,17 +37,7 @@ class Keyring:
         """Raises ConfigInvalid for a missing, malformed or too widely readable file."""
         if self._path is None:
             return
-        try:
-            with self._path.open("rb") as file:
-                status = os.fstat(file.fileno())
-                if status.st_mode & 0o077:
-                    mode = stat.S_IMODE(status.st_mode)
-                    raise ConfigInvalid(
-                        f"gateway.keys_file {self._path} has mode {mode:04o}; run: chmod 600 {self._path}"
-                    )
-                data = file.read(FILE_BYTES_MAX + 1)
-        except OSError as error:
-            raise ConfigInvalid(f"gateway.keys_file {self._path} cannot be read: {error.strerror}.") from None
+        data, status = read_private_file(self._path, "gateway.keys_file", FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigInvalid(f"gateway.keys_file {self._path} is larger than {FILE_BYTES_MAX} bytes.")
         self._keys = parse(data.decode("utf-8", "replace"), self._defaults)
