@@ -13,6 +13,7 @@ from mooncache.client.keys import KEY_BYTES
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState, SchedulingRequest
 from mooncache.conductor.core.differences import Difference, PlannedCache, differences
 from mooncache.conductor.core.give_ups import AGAIN_S, GiveUpReason, GiveUps
+from mooncache.conductor.core.holder_rates import holder_of
 from mooncache.conductor.core.in_flight import InFlight
 from mooncache.conductor.core.landing import came
 from mooncache.conductor.core.learning import LoadWay, way_of
@@ -134,9 +135,9 @@ class Outcomes:
     ) -> None:
         """The request has ended, and it is known what the cache did for its decode leg."""
         if active.prefiller == active.decoder and active.compute_seen_s:
-            self._prefill_reported(active, record, None, cache, learned)
+            self._prefill_reported(active, record, None, cache, learned, now_s)
             return
-        self._loads(active, active.decoder, cache, handover=True)
+        self._loads(active, active.decoder, cache, now_s, handover=True)
         if cache.waited_ms and active.expected_wait_s and cache.outcome is not CacheOutcome.TIMEOUT:
             self.models.of(active.model).waited.observe(cache.waited_ms / 1e3 / active.expected_wait_s)
         self._handed_over(active, cache, learned, now_s)
@@ -260,7 +261,7 @@ class Outcomes:
         if not inline:
             self._leg_ended(active, now_s)
             leg = progress.prefill
-            self._prefill_reported(active, record, leg, leg.cache if leg else None, learned)
+            self._prefill_reported(active, record, leg, leg.cache if leg else None, learned, now_s)
 
     def _made(self, active: Active, progress: ProgressReport, now_s: float) -> None:
         """The blocks are made; those of which the prefill engine says that the pool did not get them do not come."""
@@ -280,13 +281,14 @@ class Outcomes:
         leg: LegReport | None,
         cache: CacheReport | None,
         learned: Learned,
+        now_s: float,
     ) -> None:
         """The leg that computed the prompt is described: what it found, what it computed, how long it took.
 
         leg: the prefill leg; None when the decode leg computed the prompt. cache: what its engine said.
         """
         if cache is not None:
-            self._loads(active, active.prefiller, cache, handover=False)
+            self._loads(active, active.prefiller, cache, now_s, handover=False)
         hit = min(cache.hit_tokens if cache is not None else active.prefix_tokens, active.prompt_tokens)
         computed = active.prompt_tokens - hit
         learned.local_tokens = cache.local_tokens if cache is not None else 0
@@ -317,7 +319,9 @@ class Outcomes:
         if cache is not None:
             _missing(record, cache)
 
-    def _loads(self, active: Active, instance_id: str, cache: CacheReport, *, handover: bool) -> None:
+    def _loads(
+        self, active: Active, instance_id: str, cache: CacheReport, now_s: float, *, handover: bool
+    ) -> None:
         if not cache.loaded_bytes or not cache.load_ms:
             return
         model = self.models.of(active.model)
@@ -327,6 +331,10 @@ class Outcomes:
         way = LoadWay.HANDOVER if handover else self._way(active, instance_id, cache)
         if way is not None:
             model.observed_load(instance_id, cache.loaded_bytes, seconds, self.registry, way)
+        holder = holder_of(cache.loaded_from)
+        # What came from memory of its own host has a way, and a rate, of its own.
+        if holder is not None and way in (LoadWay.POOL, LoadWay.COLD):
+            model.observed_holder(holder, cache.loaded_bytes, seconds, now_s)
 
     def _way(self, active: Active, instance_id: str, cache: CacheReport) -> LoadWay | None:
         """The way of nearly all blocks of a load; None: of several ways, which says nothing of one of them."""

@@ -42,7 +42,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     ahead_s: tuple[float, float, float]
     ahead: bytes
     request: dict[str, Any]
-    sources: list[tuple[int, int, float, float, list[int] | None, list[int] | None]]
+    sources: list[tuple[int, int, tuple[float, float], list[list[int] | None], list[float] | None]]
+    """Of a `PrefixSource` its row, tokens, rates, counts (here, cold, held) and seconds."""
     awaited: list[tuple[int, float, int, str, bool]]
 
     @property
@@ -68,8 +69,16 @@ class Snapshot(msgspec.Struct, frozen=True):
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
         sources = tuple(
-            PrefixSource(place.get(row, NO_ROW), tokens, rate, cold_rate, _column(here), _column(cold))
-            for row, tokens, rate, cold_rate, here, cold in self.sources
+            PrefixSource(
+                place.get(row, NO_ROW),
+                tokens,
+                *rates,
+                here=_column(counts[0]),
+                cold=_column(counts[1]),
+                held=_column(counts[2]),
+                held_s=_seconds(held_s),
+            )
+            for row, tokens, rates, counts, held_s in self.sources
             if row == NO_ROW or row in place
         )
         awaited = tuple(
@@ -143,16 +152,26 @@ def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) 
         ahead.tobytes(),
         {name: getattr(request, name) for name in _PLAIN} | {"demand": tuple(request.demand)},
         [
-            (s.row, s.tokens, s.tokens_per_s, s.cold_tokens_per_s, _kept(s.here, rows), _kept(s.cold, rows))
+            (
+                s.row,
+                s.tokens,
+                (s.tokens_per_s, s.cold_tokens_per_s),
+                [_kept(column, rows) for column in (s.here, s.cold, s.held)],
+                _kept(s.held_s, rows),
+            )
             for s in request.sources
         ],
         [(a.tokens, a.ready_in_s, a.row, a.decision_id, a.pool) for a in request.awaited],
     )
 
 
-def _kept(column: Ints | None, rows: Ints) -> list[int] | None:
+def _kept(column: Ints | Floats | None, rows: Ints) -> list[Any] | None:
     return column[rows].tolist() if column is not None else None
 
 
 def _column(kept: list[int] | None) -> Ints | None:
     return np.array(kept, dtype=np.int64) if kept is not None else None
+
+
+def _seconds(kept: list[float] | None) -> Floats | None:
+    return np.array(kept, dtype=np.float64) if kept is not None else None

@@ -105,6 +105,10 @@ class PrefixSource(NamedTuple):
     row."""
     cold: Ints | None = None
     """The same: how many lie on disks alone."""
+    held: Ints | None = None
+    """The same: how many lie with holders whose own rate is known, in memory of other hosts or on disks."""
+    held_s: Floats | None = None
+    """Seconds in which each row reads those, at the rates of their holders."""
 
 
 class Awaited(NamedTuple):
