@@ -255,6 +255,8 @@ class LayerSaver:
     @staticmethod
     def _note(step: _StepSave, codes: Sequence[int]) -> None:
         """Blocks with another code than OK are no longer open."""
+        if not any(codes):  # OK is 0, and all blocks mostly have it: looked at in one go, for each layer
+            return
         for position in [position for position in step.open if codes[position] != OK]:
             if codes[position] != AlreadyExists.code:
                 step.lose([position], reason_of(codes[position]))

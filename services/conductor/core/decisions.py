@@ -294,6 +294,7 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "prefill": fleet.names[choice.prefill] if choice.prefill != NO_ROW else "",
         "decode": fleet.names[choice.decode],
         "inline": choice.prefill == NO_ROW,
+        "inlining": inlining_fields(choice),
         "branch": choice.branch,
         "together": [fleet.names[row] for row in choice.members],
         "chunk_tokens": choice.chunk_tokens,
@@ -303,6 +304,14 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
         "computed_tokens": request.prompt_tokens - choice.prefix_tokens,
     }
+
+
+def inlining_fields(choice: Choice) -> dict[str, Any] | None:
+    """Why the prompt has a prefill leg or none, with both scores, as JSON fields; None: the policy does not compare."""
+    if choice.inlining is None:
+        return None
+    verdict, here_s, apart_s = choice.inlining
+    return {"verdict": verdict, "here_ms": milliseconds(here_s), "apart_ms": milliseconds(apart_s)}
 
 
 def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:

@@ -172,6 +172,13 @@ class ServedModel:
         """An instance of another host loaded KV from one holder."""
         self.holder_rates.observe(holder, loaded_bytes, seconds, now_s)
 
+    def observed_handover(self, lag_s: float, priced_s: float, registry: Registry) -> None:
+        """A first token came `lag_s` after the end of its prefill; without what is learnt here that was `priced_s`."""
+        self.landings.observe(lag_s)
+        if priced_s > 0 and self.landings.observe_beside(lag_s - priced_s):
+            for instance in registry.of_model(self.name):
+                self.book.set(instance.info.instance_id, handover=self._handover(instance.info))
+
     def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
         """A sequence was generated."""
         self.lengths.observe(lengths_class, tokens)
@@ -234,7 +241,8 @@ class ServedModel:
         return self._loading(info, self.transfers, self.near, self.handovers)
 
     def _handover(self, info: InstanceInfo) -> TransferCost:
-        return self._loading(info, self.handovers, self.transfers, self.near)
+        latency_s, tokens_per_s = self._loading(info, self.handovers, self.transfers, self.near)
+        return TransferCost(latency_s + self.landings.beside_s, tokens_per_s)
 
     def _other_ways(self, info: InstanceInfo) -> OtherWays:
         near = self._loading(info, self.near, self.transfers, self.handovers)

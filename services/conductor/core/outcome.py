@@ -213,7 +213,8 @@ class Outcomes:
         if not active.prefilled_s or not active.awaited_tokens:
             return
         if now_s - active.assigned_s < active.wait_s:
-            self.models.of(active.model).landings.observe(now_s - active.prefilled_s)
+            lag_s = now_s - active.prefilled_s
+            self.models.of(active.model).observed_handover(lag_s, active.handover_priced_s, self.registry)
         elif now_s - active.prefilled_s > self.models.of(active.model).landings.margin_s:
             self._judge(active, HandoverResult.MISSED, learned, now_s)
 

@@ -441,6 +441,7 @@ class Scheduler:
                 awaited_tokens=policy_request.cacheable_tokens if decision.prefill else 0,
                 wait_s=decision.wait_s,
                 expected_wait_s=choice.total_s if decision.prefill else 0.0,
+                handover_priced_s=model.landings.without_beside_s(choice) if decision.prefill else 0.0,
                 store_node=decision.store_node,
                 nodes=arrival.pool.nodes,
                 block_tokens=block_tokens,
