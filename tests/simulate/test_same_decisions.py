@@ -22,7 +22,6 @@ from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.learning import (
     DECODE_PRIOR,
     TRANSFER_PRIOR_BYTES_PER_S,
-    FadingMean,
     TransferLearner,
 )
 from mooncache.conductor.core.output_lengths import OutputLengths
