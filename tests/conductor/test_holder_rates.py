@@ -16,7 +16,7 @@ from mooncache.conductor.core.holder_rates import (
     FORGOTTEN_AFTER_S,
     HOLDERS_MAX,
     TRUSTED,
-    Holder,
+    BlockHolder,
     HolderRates,
     holder_of,
 )
@@ -33,7 +33,7 @@ from mooncache.kvcache.leg_hint import CacheReport, LegRole, LoadedFrom
 from tests.conductor.fleets import Row, fleet, near, request
 from tests.conductor.support import BLOCK, chain, scheduler_settings
 
-A, B, COLD_A = Holder("a", False), Holder("b", False), Holder("a", True)
+A, B, COLD_A = BlockHolder("a", False), BlockHolder("b", False), BlockHolder("a", True)
 ON_A, ON_B = frozenset({"host-a"}), frozenset({"host-b"})
 
 
@@ -65,14 +65,14 @@ def test_small_loads_say_nothing() -> None:
 def test_holders_are_bounded_and_the_longest_unseen_go(seen: list[int]) -> None:
     rates = HolderRates()
     for number in range(HOLDERS_MAX):
-        rates.observe(Holder(f"n{number}", False), 1e8, 1.0, 0.0)
+        rates.observe(BlockHolder(f"n{number}", False), 1e8, 1.0, 0.0)
     for at, number in enumerate(seen):
         for _ in range(TRUSTED):
-            rates.observe(Holder(f"n{number}", False), 1e8, 1.0, 1.0 + at)
+            rates.observe(BlockHolder(f"n{number}", False), 1e8, 1.0, 1.0 + at)
     rates.check()
     assert len(rates) == HOLDERS_MAX
     for number in seen:
-        assert rates.bytes_per_s(Holder(f"n{number}", False), 300.0) is not None
+        assert rates.bytes_per_s(BlockHolder(f"n{number}", False), 300.0) is not None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_holders_are_bounded_and_the_longest_unseen_go(seen: list[int]) -> None:
     ],
 )
 def test_a_load_teaches_of_the_holder_of_nearly_all_of_it(
-    places: tuple[tuple[str, str, int], ...], holder: Holder | None
+    places: tuple[tuple[str, str, int], ...], holder: BlockHolder | None
 ) -> None:
     assert holder_of([LoadedFrom(*place) for place in places]) == holder
 
@@ -109,7 +109,7 @@ RUNS = (PlacedRun(4, False, ON_A), PlacedRun(4, False, ON_B), PlacedRun(8, True,
 HOLDERS = ((A,), (B,), (COLD_A,))
 
 
-def priced(rates: dict[Holder, float], local: Any) -> PrefixSource:
+def priced(rates: dict[BlockHolder, float], local: Any) -> PrefixSource:
     """The pool as a source of 16 blocks; the first row is on the host of a."""
     (plain,) = sources(RUNS, local, BLOCK, 16 * BLOCK, {"host-a": [0]})
     return at_holders(plain, RUNS, HOLDERS, local, BLOCK, {"host-a": [0]}, rates.get)
@@ -134,7 +134,7 @@ def test_of_several_copies_all_have_to_be_known() -> None:
     runs, holders = (PlacedRun(4, False, frozenset()),), ((A, B),)
     plain = PrefixSource(NO_ROW, 4 * BLOCK)
 
-    def seconds(rates: dict[Holder, float]) -> float | None:
+    def seconds(rates: dict[BlockHolder, float]) -> float | None:
         found = at_holders(plain, runs, holders, local, BLOCK, {}, rates.get)
         return None if found.held_s is None else float(found.held_s[0])
 
@@ -178,7 +178,7 @@ def test_a_snapshot_keeps_what_holders_take() -> None:
 def decided(core: Scheduler, node: str, now_s: float) -> Decision:
     asked = SchedulingRequest(f"r{now_s}", "m", 40 * BLOCK, keys=chain("x", 40), max_output_tokens=8)
     runs = (PlacedRun(32, False, frozenset({f"host-{node}"})),)
-    pool = PoolAnswer(PoolState.OK, 32, runs=runs, holders=((Holder(node, False),),))
+    pool = PoolAnswer(PoolState.OK, 32, runs=runs, holders=((BlockHolder(node, False),),))
     decision = core.schedule(asked, pool, now_s, 0.0)
     assert decision.choice.admitted
     return decision

@@ -9,7 +9,7 @@ from typing import Any
 
 from mooncache.conductor.core.differences import PlannedCache
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost
-from mooncache.conductor.core.holder_rates import Holder
+from mooncache.conductor.core.holder_rates import BlockHolder
 from mooncache.conductor.core.placed import PlacedRun
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, Choice, Reason, Request, Rules
@@ -81,7 +81,7 @@ class PoolAnswer:
     unreachable_nodes: int = 0
     nodes: NodesByHost = field(default_factory=dict)  # through which instances of a host may hand over
     runs: tuple[PlacedRun, ...] = ()  # where the leading blocks lie, as far as known
-    holders: tuple[tuple[Holder, ...], ...] = ()  # who holds the blocks of each run
+    holders: tuple[tuple[BlockHolder, ...], ...] = ()  # who holds the blocks of each run
 
 
 @dataclass(frozen=True, slots=True)

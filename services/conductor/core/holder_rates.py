@@ -21,7 +21,7 @@ TRUSTED: Final = 3
 FORGOTTEN_AFTER_S: Final = 600.0
 
 
-class Holder(NamedTuple):
+class BlockHolder(NamedTuple):
     """A store node's memory, or its disks."""
 
     store_node: str
@@ -32,12 +32,14 @@ class HolderRates:
     """Bytes per second from each holder into engines of other hosts."""
 
     def __init__(self) -> None:
-        self._seen: dict[Holder, tuple[TransferLearner, float]] = {}  # with the last time; the oldest first
+        self._seen: dict[
+            BlockHolder, tuple[TransferLearner, float]
+        ] = {}  # with the last time; the oldest first
 
     def __len__(self) -> int:
         return len(self._seen)
 
-    def observe(self, holder: Holder, loaded_bytes: float, seconds: float, now_s: float) -> None:
+    def observe(self, holder: BlockHolder, loaded_bytes: float, seconds: float, now_s: float) -> None:
         """Take in one load that came from there."""
         learner, last_s = self._seen.pop(holder, (None, now_s))
         if learner is None or now_s - last_s > FORGOTTEN_AFTER_S:
@@ -47,7 +49,7 @@ class HolderRates:
         if len(self._seen) > HOLDERS_MAX:
             del self._seen[next(iter(self._seen))]
 
-    def bytes_per_s(self, holder: Holder, now_s: float) -> float | None:
+    def bytes_per_s(self, holder: BlockHolder, now_s: float) -> float | None:
         """The holder's own rate; None: too little was seen of it lately."""
         learner, last_s = self._seen.get(holder, (None, 0.0))
         if learner is None or now_s - last_s > FORGOTTEN_AFTER_S or learner.bytes_per_s.count < TRUSTED:
@@ -61,11 +63,11 @@ class HolderRates:
         assert times == sorted(times), "holders are not in the order in which they were seen"
 
 
-def holder_of(places: Sequence[LoadedFrom]) -> Holder | None:
+def holder_of(places: Sequence[LoadedFrom]) -> BlockHolder | None:
     """The holder of nearly all blocks of a load; None: there is none."""
-    blocks: dict[Holder, int] = {}
+    blocks: dict[BlockHolder, int] = {}
     for place in places:
-        holder = Holder(place.store_node, place.tier == BlockTier.SSD)
+        holder = BlockHolder(place.store_node, place.tier == BlockTier.SSD)
         blocks[holder] = blocks.get(holder, 0) + place.blocks
     if not blocks:
         return None

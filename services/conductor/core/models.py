@@ -13,7 +13,7 @@ from mooncache.conductor.core.asked_work import AskedWork
 from mooncache.conductor.core.decisions import PoolAnswer
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import InstanceShape, OtherWays
-from mooncache.conductor.core.holder_rates import Holder, HolderRates
+from mooncache.conductor.core.holder_rates import BlockHolder, HolderRates
 from mooncache.conductor.core.landing import Landings
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, LoadWay, TransferLearner
@@ -168,7 +168,7 @@ class ServedModel:
                     other_ways=self._other_ways(info),
                 )
 
-    def observed_holder(self, holder: Holder, loaded_bytes: float, seconds: float, now_s: float) -> None:
+    def observed_holder(self, holder: BlockHolder, loaded_bytes: float, seconds: float, now_s: float) -> None:
         """An instance of another host loaded KV from one holder."""
         self.holder_rates.observe(holder, loaded_bytes, seconds, now_s)
 
@@ -192,7 +192,7 @@ class ServedModel:
     ) -> tuple[PrefixSource, ...]:
         """The pool as a source of the first `tokens` tokens, priced by who holds them."""
 
-        def tokens_per_s(holder: Holder) -> float | None:
+        def tokens_per_s(holder: BlockHolder) -> float | None:
             rate = self.holder_rates.bytes_per_s(holder, now_s)
             return rate / self._kv_bytes_per_token if rate is not None else None
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from mooncache.client.results import BlockCopy, BlockTier
-from mooncache.conductor.core.holder_rates import Holder
+from mooncache.conductor.core.holder_rates import BlockHolder
 from mooncache.conductor.core.policy.types import NO_ROW, Floats, Ints, PrefixSource
 
 RUNS_MAX: Final = 32
@@ -41,12 +41,12 @@ def runs_of(
     return tuple(found)
 
 
-def holders_of(copies: Sequence[tuple[BlockCopy, ...]], blocks: int) -> tuple[tuple[Holder, ...], ...]:
+def holders_of(copies: Sequence[tuple[BlockCopy, ...]], blocks: int) -> tuple[tuple[BlockHolder, ...], ...]:
     """For each of the runs of `runs_of` who holds its blocks: in memory, or on disks where they lie there alone."""
     firsts = [next(group) for _, group in islice(groupby(copies[:blocks], id), RUNS_MAX)]
     return tuple(
-        tuple(Holder(copy.node_id, False) for copy in first if copy.tier != BlockTier.SSD)
-        or tuple(Holder(copy.node_id, True) for copy in first)
+        tuple(BlockHolder(copy.node_id, False) for copy in first if copy.tier != BlockTier.SSD)
+        or tuple(BlockHolder(copy.node_id, True) for copy in first)
         for first in firsts
     )
 
@@ -69,11 +69,11 @@ def sources(
 def at_holders(
     source: PrefixSource,
     runs: Sequence[PlacedRun],
-    holders: Sequence[tuple[Holder, ...]],
+    holders: Sequence[tuple[BlockHolder, ...]],
     local: Ints,
     block_tokens: int,
     rows_of_host: Mapping[str, Iterable[int]],
-    tokens_per_s: Callable[[Holder], float | None],
+    tokens_per_s: Callable[[BlockHolder], float | None],
 ) -> PrefixSource:
     """The source with the time that its holders take, as far as their rates are known.
 
@@ -81,7 +81,7 @@ def at_holders(
     What a row reads from memory of its own host is not read from a holder elsewhere.
     """
     held, cold = np.zeros_like(local), source.cold
-    seconds: dict[tuple[Holder, ...], Floats] = {}
+    seconds: dict[tuple[BlockHolder, ...], Floats] = {}
     for (begin, until, run), owners in zip(_spans(runs, block_tokens, source.tokens), holders, strict=False):
         known = [rate for rate in map(tokens_per_s, owners) if rate is not None]
         if not known or len(known) < len(owners):

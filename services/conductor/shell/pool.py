@@ -15,7 +15,7 @@ from mooncache.client.aio import AsyncClient
 from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView, Prefetched
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost, by_host
-from mooncache.conductor.core.holder_rates import Holder
+from mooncache.conductor.core.holder_rates import BlockHolder
 from mooncache.conductor.core.placed import PlacedRun, holders_of, runs_of
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
@@ -125,7 +125,7 @@ class PoolLookup:
         started_s = self._clock.now_s()
         state, blocks, unreachable = PoolState.OK, 0, 0
         runs: tuple[PlacedRun, ...] = ()
-        holders: tuple[tuple[Holder, ...], ...] = ()
+        holders: tuple[tuple[BlockHolder, ...], ...] = ()
         try:
             # The native call keeps its own deadline; the outer one is for a thread pool that is busy.
             with tracing.span("pool.match", kind="client", root=False) as span:
