@@ -15,7 +15,7 @@ from mooncache.conductor.core.policy.types import Bools, Floats, InlineVerdict, 
 
 NEWCOMERS_LEAST_PER_S = 1.0
 """An instance that is idle now is expected to get so many requests: one at a time would show no others."""
-LEG_S = 0.001
+LEG_S = 0.003
 """What a second leg costs a gateway and an engine in any case: prices that are closer than that are equal."""
 _STAY_LEAST_S = 1e-3
 
