@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mooncache.client.reservation import (
         AsyncReservation,
         AsyncReservationBatch,
+        Gathered,
         Reservation,
         ReservationBatch,
     )
@@ -59,6 +60,7 @@ __all__ = [
     "BlockWatch",
     "Client",
     "ClusterView",
+    "Gathered",
     "GetResult",
     "GetValues",
     "GetViews",
@@ -92,6 +94,7 @@ _HOMES = {
     "BlockWatch": "mooncache.client.watch",
     "Client": "mooncache.client.sync",
     "ClusterView": "mooncache.client.results",
+    "Gathered": "mooncache.client.reservation",
     "GetResult": "mooncache.client.results",
     "GetValues": "mooncache.client.results",
     "GetViews": "mooncache.client.results",

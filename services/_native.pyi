@@ -450,6 +450,11 @@ class ReservationBatch:
         For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> codes
         """
 
+    def write_gathered(self, offset: int, buffer: object, places: list, step_bytes: int, ranges: list, timeout_s: float = 30.0, cancel: CancelToken | None = None, tally: StagedTally | None = None) -> list[int]:
+        """
+        For each block ranges (offset, bytes) of one buffer, from its place * step_bytes on (None: nothing) -> codes
+        """
+
     def commit(self, timeout_s: float = 30.0, cancel: CancelToken | None = None) -> list[int]:
         """Make the blocks visible of which every byte was written -> codes"""
 

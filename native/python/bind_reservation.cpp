@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "client_arguments.h"
@@ -69,6 +70,54 @@ Codes write_batch(ReservationBatch& batch, uint64_t offset, nb::handle sources_i
   return to_list(codes);
 }
 
+uint64_t to_number(nb::handle object, const char* what) {
+  uint64_t number = 0;
+  if (!nb::try_cast(object, number)) refuse(std::string(what) + " must be whole numbers, 0 or more");
+  return number;
+}
+
+// Ranges of one buffer: block i has those that begin at places[i] * step_bytes. One look at the buffer serves
+// all blocks, where a buffer for each range costs more than the bytes of a layer.
+std::vector<ConstSlice> gathered(const Slice& buffer, nb::handle places, uint64_t step_bytes,
+                                 nb::handle ranges, std::vector<size_t>& ends) {
+  std::vector<std::pair<uint64_t, uint64_t>> parts;
+  for (nb::handle range : ranges) {
+    parts.emplace_back(to_number(range[0], "ranges"), to_number(range[1], "ranges"));
+  }
+  std::vector<ConstSlice> slices;
+  for (nb::handle place : places) {
+    if (!place.is_none()) {
+      const uint64_t number = to_number(place, "places");
+      const bool far = step_bytes != 0 && number > buffer.size / step_bytes;
+      for (const auto& [at, size] : parts) {
+        const uint64_t begin = far ? UINT64_MAX : number * step_bytes;
+        if (far || begin > buffer.size || at > buffer.size - begin || size > buffer.size - begin - at)
+          refuse("a range of place " + std::to_string(number) + " is not inside the buffer");
+        slices.push_back({buffer.data + begin + at, static_cast<size_t>(size)});
+      }
+    }
+    ends.push_back(slices.size());
+  }
+  return slices;
+}
+
+Codes write_gathered(ReservationBatch& batch, uint64_t offset, nb::handle buffer_in, nb::list places,
+                     uint64_t step_bytes, nb::list ranges, double timeout_s, const CancelToken* cancel,
+                     StagedTally* tally) {
+  CallOptions options = to_options(timeout_s, cancel, std::nullopt);
+  if (tally != nullptr) options.staged_bytes = &tally->bytes;
+  Buffers buffers;
+  std::vector<size_t> ends;
+  const auto slices = gathered(buffers.add(buffer_in, false), places, step_bytes, ranges, ends);
+  if (ends.size() != batch.size()) refuse("as many places as blocks are needed");
+  std::vector<std::span<const ConstSlice>> parts;
+  for (size_t i = 0, begin = 0; i < ends.size(); begin = ends[i++])
+    parts.push_back(std::span(slices).subspan(begin, ends[i] - begin));
+  std::vector<Code> codes(batch.size());
+  check(interruptible([&] { return batch.write(offset, parts, options, codes); }));
+  return to_list(codes);
+}
+
 void bind_reservation_batch(nb::module_& m) {
   const auto timeout = nb::arg("timeout_s") = 30.0;
   const auto cancel = nb::arg("cancel").none() = nb::none();
@@ -79,6 +128,11 @@ void bind_reservation_batch(nb::module_& m) {
            nb::arg("tally").none() = nb::none(),
            "For each block a buffer, or a list of buffers (empty: nothing), to write at the byte offset -> "
            "codes")
+      .def("write_gathered", &write_gathered, nb::arg("offset"), nb::arg("buffer"), nb::arg("places"),
+           nb::arg("step_bytes"), nb::arg("ranges"), timeout, cancel, nb::arg("tally").none() = nb::none(),
+           "For each block ranges (offset, bytes) of one buffer, from its place * step_bytes on (None: "
+           "nothing) "
+           "-> codes")
       .def(
           "commit",
           [](ReservationBatch& batch, double timeout_s, const CancelToken* token) -> Codes {

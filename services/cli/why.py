@@ -44,6 +44,12 @@ _GIVEN_UP = {
     "not_stored": "the pool did not get them",
     "ended": "the request or its engine was gone",
 }
+_INLINING = {
+    "cheaper": "computed where it is decoded: that costs less than a hand-over",
+    "dearer": "computed apart and handed over: to compute it where it is decoded costs more",
+    "too_long": "computed apart: it is more than a decode instance may compute (conductor.inline_tokens_max)",
+    "steps": "computed apart: those that are decoded there would wait longer for a token than promised",
+}
 _OUTCOMES = {
     "computed_faster": "computing was faster than loading",
     "load_cut": "the load was slow and was cut",
@@ -132,6 +138,7 @@ def show(record: dict[str, Any]) -> None:
     )
     if record["earlier"]:
         console.print(f"earlier decisions of this request: {', '.join(record['earlier'])}", markup=False)
+    _inlining(record)
     _handover(record)
     if expected is not None:
         _times(record)
@@ -143,6 +150,16 @@ def show(record: dict[str, Any]) -> None:
     _differences(record)
     _bars(record)
     _timeline(record)
+
+
+def _inlining(record: dict[str, Any]) -> None:
+    """Why the prompt has a prefill leg, or none."""
+    found = (record["chosen"] or {}).get("inlining")
+    if not found or found["verdict"] not in _INLINING:
+        return
+    scores = f"{_ms(found['here_ms'])} ms here, {_ms(found['apart_ms'])} ms with a hand-over"
+    priced = f" (until the end of the answer, with what others lose: {scores})" if found["here_ms"] else ""
+    console.print(_INLINING[found["verdict"]] + priced, markup=False)
 
 
 def _handover(record: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from mooncache._native import StagedTally
-from mooncache.client.buffers import Buffer, to_host_source
+from mooncache.client.buffers import Buffer, to_host_source, to_view
 from mooncache.client.native_call import call_native
 from mooncache.client.results import BatchResult, ClusterView, PutResult
 from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument
@@ -143,6 +143,16 @@ class AsyncReservation(_Core):
             await self.commit()
 
 
+class Gathered(NamedTuple):
+    """Where blocks have a part of their bytes in one buffer, as a layer's tensor has those of all blocks."""
+
+    buffer: Buffer
+    step_bytes: int
+    """From one place to the next one."""
+    ranges: Sequence[tuple[int, int]]
+    """(offset, bytes) of the parts at each place, in the order in which the block has them."""
+
+
 class _BatchCore:
     """What both batches of reservations share."""
 
@@ -174,6 +184,25 @@ class _BatchCore:
         codes = call_native(self._native.write, offset, sources, limit_s, None, tally)
         return BatchResult(tuple(codes), staged_bytes=tally.bytes)
 
+    def _write_gathered(
+        self, offset: int, source: Gathered, places: Sequence[int | None], timeout_s: float | None
+    ) -> BatchResult:
+        _check_offset(offset, self.block_bytes)
+        limit_s, tally = timeout_s or self._timeout_s, StagedTally()
+        buffer, step_bytes, ranges = to_view(source.buffer, writable=False), source.step_bytes, source.ranges
+        codes = call_native(
+            self._native.write_gathered,
+            offset,
+            buffer,
+            list(places),
+            step_bytes,
+            list(ranges),
+            limit_s,
+            None,
+            tally,
+        )
+        return BatchResult(tuple(codes), staged_bytes=tally.bytes)
+
     def _commit(self, timeout_s: float | None) -> PutResult:
         found = call_native(self._native.commit, timeout_s or self._timeout_s)
         return PutResult(
@@ -195,6 +224,10 @@ class ReservationBatch(_BatchCore):
     for number, layer in enumerate(layers):
         batch.write(number * n, [layer[i] for i in range(len(keys))])
     batch.commit()
+
+    Where a layer is one tensor, a call needs no list of its rows:
+
+        batch.write_gathered(number * n, Gathered(layer, n, [(0, n)]), range(len(keys)))
     """
 
     def write(
@@ -209,6 +242,18 @@ class ReservationBatch(_BatchCore):
             InvalidArgument: outside of the blocks, or overlapping; nothing was written.
         """
         return self._write(offset, values, timeout_s)
+
+    def write_gathered(
+        self, offset: int, source: Gathered, places: Sequence[int | None], *, timeout_s: float | None = None
+    ) -> BatchResult:
+        """Write of block i what `source` has at `places[i]` (None: nothing) at byte `offset`, else as `write`.
+
+        Cheaper than as many values, where one buffer has the ranges of all blocks.
+
+        Raises:
+            InvalidArgument: also for ranges outside of the buffer; nothing was written.
+        """
+        return self._write_gathered(offset, source, places, timeout_s)
 
     def commit(self, *, timeout_s: float | None = None) -> PutResult:
         """Make the blocks visible. One code for each; INCOMPLETE where a range was never written."""
@@ -237,6 +282,13 @@ class AsyncReservationBatch(_BatchCore):
     ) -> BatchResult:
         """Write a range of many blocks, as `ReservationBatch.write`."""
         result: BatchResult = await self._run(lambda: self._write(offset, values, timeout_s))
+        return result
+
+    async def write_gathered(
+        self, offset: int, source: Gathered, places: Sequence[int | None], *, timeout_s: float | None = None
+    ) -> BatchResult:
+        """Write ranges of one buffer, as `ReservationBatch.write_gathered`."""
+        result: BatchResult = await self._run(lambda: self._write_gathered(offset, source, places, timeout_s))
         return result
 
     async def commit(self, *, timeout_s: float | None = None) -> PutResult:

@@ -49,8 +49,8 @@ class ConductorSection(Section):
     """Scheduling policy, see docs/scheduling.md. All but mooncache exist for comparison."""
     admission_enabled: bool = True
     """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
-    inline_tokens_max: int = Field(default=512, ge=0)
-    """Prompt tokens that a decode instance may compute itself, when that is cheaper than a prefill instance."""
+    inline_tokens_max: int = Field(default=4096, ge=0)
+    """The most prompt tokens that a decode instance computes itself, where that costs less than a hand-over."""
     handover_margin_s: DurationS = Field(default=0.25, gt=0, le=300)
     """Minimum time for blocks to reach the pool after their prefill; it grows with the times observed."""
     request_timeout_s: DurationS = Field(default=900.0, gt=0, le=86400)

@@ -255,6 +255,8 @@ class LayerSaver:
     @staticmethod
     def _note(step: _StepSave, codes: Sequence[int]) -> None:
         """Blocks with another code than OK are no longer open."""
+        if not any(codes):  # OK is 0, and all blocks mostly have it: looked at in one go, for each layer
+            return
         for position in [position for position in step.open if codes[position] != OK]:
             if codes[position] != AlreadyExists.code:
                 step.lose([position], reason_of(codes[position]))
@@ -269,12 +271,13 @@ class LayerSaver:
         step.written.add(layer)
         if step.batch is None or not step.open:
             return
-        values: list[memoryview | list[memoryview] | None] = [*self._memory.layer_slices(layer, step.places)]
-        if len(step.open) < len(values):
-            for position in set(range(len(values))) - step.open:
-                values[position] = None
+        places: Sequence[int | None] = step.places
+        if len(step.open) < len(places):
+            places = [place if position in step.open else None for position, place in enumerate(places)]
         try:
-            result = step.batch.write(self._offsets[layer], values, timeout_s=step.left_s())
+            result = step.batch.write_gathered(
+                self._offsets[layer], self._memory.gathered(layer), places, timeout_s=step.left_s()
+            )
         except MooncacheError as error:
             self._give_up(step, reason_of(error.code))
         else:

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from mooncache.client.reservation import Gathered
 from mooncache.errors import InvalidArgument, MooncacheError
 
 SEGMENTS_MAX = 4096
@@ -181,18 +182,9 @@ class HostMemory:
         """All memory in which layers have their blocks."""
         return [region.view() for region in united(self._regions)]
 
-    def layer_slices(self, layer: int, blocks: Sequence[int]) -> list[memoryview | list[memoryview]]:
-        """One layer's range, or ranges, of each of these blocks; of all at once, because a save asks for each layer."""
-        self._check(blocks)
-        view, step, segments = self._layers[layer]
-        if len(segments) == 1:
-            ((offset, length),) = segments
-            begins = [block * step + offset for block in blocks]
-            return [view[begin : begin + length] for begin in begins]
-        return [
-            [view[block * step + offset : block * step + offset + length] for offset, length in segments]
-            for block in blocks
-        ]
+    def gathered(self, layer: int) -> Gathered:
+        """Where all blocks have their part of one layer."""
+        return Gathered(*self._layers[layer])
 
     def slices(self, block: int) -> list[memoryview]:
         """All ranges of one block, layer by layer."""

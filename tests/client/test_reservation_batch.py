@@ -43,6 +43,50 @@ def test_layers_of_many_blocks(pool: mooncache.Client) -> None:
     assert pool.reserve_many(keys, BLOCK_BYTES).codes == (AlreadyExists.code,) * 40
 
 
+def test_layers_gathered_from_tensors(pool: mooncache.Client) -> None:
+    """Two ranges of each place, as keys and values of a layer; places in any order, with others between them."""
+    keys = [os.urandom(32) for _ in range(40)]
+    places = [(7 * block + 3) % 64 for block in range(40)]
+    tensors = [bytearray(os.urandom(64 * 5000)) for _ in range(LAYERS)]
+    ranges = [(100, 1000), (2500, LAYER_BYTES - 1000)]
+    batch = pool.reserve_many(keys, BLOCK_BYTES)
+    for number, tensor in enumerate(tensors):
+        source = mooncache.Gathered(tensor, 5000, ranges)
+        odd = [place if block % 2 else None for block, place in enumerate(places)]
+        even = [None if block % 2 else place for block, place in enumerate(places)]
+        assert batch.write_gathered(number * LAYER_BYTES, source, odd).ok
+        assert batch.write_gathered(number * LAYER_BYTES, source, even).ok
+    assert batch.commit().ok
+
+    def block_at(place: int) -> bytes:
+        begin = 5000 * place
+        return b"".join(t[begin + at : begin + at + size] for t in tensors for at, size in ranges)
+
+    assert pool.get_many(keys).values == tuple(map(block_at, places))
+
+
+def test_gathered_ranges_lie_inside_of_their_buffer(pool: mooncache.Client) -> None:
+    batch = pool.reserve_many([os.urandom(32), os.urandom(32)], 100)
+    for step_bytes, ranges, places in (
+        (10, [(0, 10)], [0, 10]),
+        (10, [(1, 10)], [0, 9]),
+        (10, [(0, 101)], [0, 0]),
+        (2**63, [(0, 1)], [0, 2]),
+        (1, [(2**64 - 1, 2)], [0, 0]),
+        (0, [(2**64 - 1, 1)], [0, 2**64 - 1]),
+        (10, [(0, 10)], [0, -1]),
+        (10, [(0, 10)], [0, "1"]),
+        (10, [(-1, 10)], [0, 1]),
+        (10, [("a", 10)], [0, 1]),
+    ):
+        with pytest.raises(InvalidArgument, match=r"not inside|whole numbers"):
+            batch.write_gathered(0, mooncache.Gathered(bytes(100), step_bytes, ranges), places)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="As many places"):
+        batch.write_gathered(0, mooncache.Gathered(bytes(100), 10, [(0, 10)]), [1])
+    assert batch.write_gathered(0, mooncache.Gathered(bytes(200), 100, [(0, 100)]), [1, 0]).ok
+    assert batch.commit().ok
+
+
 def test_each_block_has_its_own_end(pool: mooncache.Client) -> None:
     keys = [os.urandom(32) for _ in range(4)]
     block = os.urandom(BLOCK_BYTES)
@@ -92,7 +136,8 @@ def test_the_asyncio_twin(cluster: EmbeddedCluster) -> None:
         async with await mooncache.connect_async(**cluster.client_settings()) as pool:
             batch = await pool.reserve_many(keys, 10)
             assert (await batch.write(5, [b"world"] * 3)).ok
-            assert (await batch.write(0, [b"hello"] * 3)).ok
+            hello = mooncache.Gathered(b"hello", 0, [(0, 5)])
+            assert (await batch.write_gathered(0, hello, [0] * 3)).ok
             assert (await batch.commit()).created == (True,) * 3
             await batch.abort()
             return (await pool.get_many(keys)).values

@@ -21,6 +21,7 @@ TOP_LEVEL = {
     "BlockWatch",
     "Client",
     "ClusterView",
+    "Gathered",
     "GetResult",
     "GetValues",
     "GetViews",

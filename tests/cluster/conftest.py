@@ -14,6 +14,8 @@ from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
 
+INLINE_TOKENS_MAX = 512
+
 
 def serving_settings(folder: Path, **changes: Any) -> ClusterSettings:
     """Settings of a cluster with hf engines on ports of its own."""
@@ -26,7 +28,12 @@ def serving_settings(folder: Path, **changes: Any) -> ClusterSettings:
         "conductor_port": 0,
         "gateway_port": 0,
         # A busy machine may load slower than so small a model computes; hits are what is tested here.
-        "extra_env": (("OMP_NUM_THREADS", "1"), ("MOONCACHE_CONNECTOR_BREAK_EVEN", "false")),
+        # Two idle engines: by price the decode engine would compute most prompts itself, and nothing be handed over.
+        "extra_env": (
+            ("OMP_NUM_THREADS", "1"),
+            ("MOONCACHE_CONNECTOR_BREAK_EVEN", "false"),
+            ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", str(INLINE_TOKENS_MAX)),
+        ),
     }
     return ClusterSettings(state_dir=folder, **{**base, **changes})
 

@@ -35,6 +35,7 @@ from mooncache.conductor.core.policy.types import NO_ROW, AdmissionMode, Choice,
 from mooncache.simulate import SimOptions, simulate
 from mooncache.simulate.profile import ModelProfile
 from mooncache.traces import Trace
+from tests.cluster.conftest import INLINE_TOKENS_MAX
 from tests.conditions import wait_until
 from tests.simulate.small import trace_of
 
@@ -90,7 +91,11 @@ def simulated(trace: Trace) -> list[Seen]:
     simulate(
         trace,
         spec,
-        SimOptions(rules=Rules(admission=AdmissionMode.NONE), spread_tick_s=0.0, on_decision=note),
+        SimOptions(
+            rules=Rules(admission=AdmissionMode.NONE, inline_tokens_max=INLINE_TOKENS_MAX),
+            spread_tick_s=0.0,
+            on_decision=note,
+        ),
     )
     return decided
 

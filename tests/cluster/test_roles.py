@@ -14,7 +14,7 @@ import pytest
 from mooncache.cli.app import run
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import processes_of_run
-from tests.cluster.conftest import ask, serving_settings
+from tests.cluster.conftest import INLINE_TOKENS_MAX, ask, serving_settings
 from tests.cluster.one_engine import alone
 from tests.conditions import wait_until
 
@@ -77,6 +77,7 @@ def test_roles_follow_the_load_while_instances_come_and_go(
     env = (
         ("OMP_NUM_THREADS", "1"),
         ("MOONCACHE_HF_BATCH_MAX", str(PLACES)),
+        ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", str(INLINE_TOKENS_MAX)),
         ("MOONCACHE_CONDUCTOR_ADMISSION_ENABLED", "false"),  # a slow machine would refuse what waits
     )
     cluster = EmbeddedCluster(serving_settings(tmp_path, prefill=2, decode=1, extra_env=env))

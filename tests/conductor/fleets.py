@@ -31,7 +31,7 @@ COST = PrefillCost(0.01, 1e-4, 1e-9, 1e-6)
 DECODING = DecodeCost(0.02, 0.001, 1e-8)
 FAST = TransferCost(0.001, 1e6)
 NO_SOURCE_LIMITS = SourceRates()
-OPEN = Rules(admission=AdmissionMode.NONE, pipelines=True)
+OPEN = Rules(admission=AdmissionMode.NONE, pipelines=True, inline_tokens_max=512)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from tests.rpcs import answer_of
 
 BLOCK = 16
 PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
+INLINE_TOKENS_MAX = 512
+"""The bound of tests about hand-overs: instances that only tests use are idle, and would compute prompts themselves."""
 CALM = {"conductor.suspect_after_s": 60, "conductor.lease_s": 120}
 PASSPORT = json.dumps(
     {
@@ -46,7 +48,8 @@ def chain(name: str, blocks: int, *, parent: str = "", shared: int = 0) -> bytes
 
 def scheduler_settings(**changes: Any) -> SchedulerSettings:
     """The usual settings with the usual rules of policies, but for these."""
-    return replace(settings_of(ConductorSection()), **{"rules": Rules(), **changes})
+    rules = Rules(inline_tokens_max=INLINE_TOKENS_MAX)
+    return replace(settings_of(ConductorSection()), **{"rules": rules, **changes})
 
 
 def instance(name: str, role: int = pb.INSTANCE_ROLE_BOTH, **fields: Any) -> pb.Instance:
@@ -74,6 +77,7 @@ def config_at(folder: Path, **overrides: Any) -> Config:
         "cluster.state_dir": str(folder),
         "cluster.master_targets": "127.0.0.1:1",
         "conductor.port": 0,
+        "conductor.inline_tokens_max": INLINE_TOKENS_MAX,
         "logging.level": "error",
         **overrides,
     }

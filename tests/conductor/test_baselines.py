@@ -108,7 +108,9 @@ def test_dualmap_stays_with_two_until_both_are_late() -> None:
 def reason(
     mode: AdmissionMode, *rows: Row, policy: str = "algorithm1", n: int = 4096, **fields: object
 ) -> str:
-    return choose(rows, n, rules=Rules(admission=mode), policy=policy, tbt_slo_s=0.1, **fields).reason
+    return choose(
+        rows, n, rules=Rules(admission=mode, inline_tokens_max=512), policy=policy, tbt_slo_s=0.1, **fields
+    ).reason
 
 
 def test_modes_of_admission_look_at_what_they_say() -> None:
@@ -150,10 +152,11 @@ def test_who_uses_more_than_a_share_is_refused_first() -> None:
 
 def test_refusals_say_when_to_come_back() -> None:
     rows = (Row("p", queue_s=35.0), D)
-    choice = choose(rows, rules=Rules(), ttft_slo_s=30.0)
+    few = Rules(inline_tokens_max=512)
+    choice = choose(rows, rules=few, ttft_slo_s=30.0)
     assert choice.reason == "ttft"
     assert choice.retry_after_s == pytest.approx(choice.ttft_s - 30.0), "then the queue is short enough"
-    far = choose((Row("p", queue_s=900.0), D), rules=Rules())
+    far = choose((Row("p", queue_s=900.0), D), rules=few)
     assert far.retry_after_s == Rules().retry_after_max_s
 
 

@@ -25,7 +25,7 @@ from mooncache.conductor.core.policy.types import (
 )
 from tests.conductor.fleets import COST, FAST, OPEN, Row, choose, fleet, names, near, request
 
-RULES = Rules()
+RULES = Rules(inline_tokens_max=512)
 price = QUIET(placement.price)  # policies call it with numpy's warnings off
 seconds = st.floats(0, 100)
 tokens = st.integers(0, 200_000)

@@ -87,14 +87,14 @@ class Reserved:
         self.keys = keys
         self.codes = tuple(pool.codes.get(key, 0) for key in keys)
 
-    def write(self, offset: int, values: Any, *, timeout_s: float) -> BatchResult:
+    def write_gathered(self, offset: int, source: Any, places: Any, *, timeout_s: float) -> BatchResult:
         self.pool.limits_s.append(timeout_s)
         if self.pool.write_error is not None:
             raise self.pool.write_error
         if self.pool.stopped:
             self.pool.hold.wait(timeout_s)
             raise DeadlineExceeded("no answer")
-        self.pool.writes.append([key for key, value in zip(self.keys, values, strict=True) if value])
+        self.pool.writes.append([key for key, at in zip(self.keys, places, strict=True) if at is not None])
         lost = self.pool.lost_at.get(offset, b"")
         return BatchResult(tuple(DeadlineExceeded.code if key == lost else 0 for key in self.keys))
 

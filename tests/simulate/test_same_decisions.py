@@ -18,7 +18,12 @@ import numpy as np
 import pytest
 
 from mooncache.conductor.core.decisions import Decision
-from mooncache.conductor.core.learning import DECODE_PRIOR, TRANSFER_PRIOR_BYTES_PER_S, TransferLearner
+from mooncache.conductor.core.handover_stats import HandoverStats
+from mooncache.conductor.core.learning import (
+    DECODE_PRIOR,
+    TRANSFER_PRIOR_BYTES_PER_S,
+    TransferLearner,
+)
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import (
@@ -28,6 +33,7 @@ from mooncache.conductor.core.policy.types import (
     Floats,
     PrefillCost,
     Request,
+    Rules,
     TransferCost,
 )
 from mooncache.conductor.core.prefill_learner import PrefillLearner
@@ -71,6 +77,13 @@ class KnownHandover(TransferLearner):
 
     def cost(self, kv_bytes_per_token: int) -> TransferCost:
         return TransferCost(0.0, LINK_BYTES_PER_S / kv_bytes_per_token)
+
+
+class KnownLag(HandoverStats):
+    """The same of what passes beside it."""
+
+    def observe_beside(self, seconds: float) -> bool:
+        return False
 
 
 class KnownLengths(OutputLengths):
@@ -153,6 +166,7 @@ class Replayed(Serving):
         self.core._rng = FirstOfEquals(1)
         model = self.core.models.of(MODEL)
         model.prefills[serving.ENGINE], model.lengths = KnownSpeed(PREFILL), KnownLengths()
+        model.handover_stats = KnownLag(0.25)
         model.transfers[""], model.handovers[""] = TransferLearner(), KnownHandover()
         self._result, self._began_s = result, self.now_s
         self.do_instances("prefill", *(f"prefill-{at}" for at in range(PREFILLERS)))
@@ -199,7 +213,12 @@ def simulated(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Seen]
 
     monkeypatch.setattr(serving, "KV_BYTES_PER_TOKEN", KV_BYTES_PER_TOKEN)
     monkeypatch.setattr(world, "random", SimpleNamespace(Random=FirstOfEquals))
-    options = SimOptions(spread_tick_s=0.0, on_decision=note, output_tokens=LengthForecast.ORACLE)
+    options = SimOptions(
+        rules=Rules(inline_tokens_max=512),  # as those of `Serving`
+        spread_tick_s=0.0,
+        on_decision=note,
+        output_tokens=LengthForecast.ORACLE,
+    )
     return decided, simulate(trace, spec(), options)
 
 

@@ -113,6 +113,7 @@ struct Transfer {
   Direction direction = Direction::kRead;
   RemoteExtent remote;
   uint64_t offset = 0;           // inside the extent; the length is the sum of the slices
+  uint64_t together = 0;         // bytes of all transfers of the call, this one's among them; 0: not known
   std::span<const Slice> local;  // valid until the completion was polled; a WRITE only reads them
   RegionHandle region = 0;       // in which all slices lie
   // Else the region of each slice (of an empty one: any). Only submit() looks at them.

@@ -30,6 +30,8 @@ void Moves::add(Move move, std::span<const Slice> slices) {
 void Moves::start(Direction direction) {
   direction_ = direction;
   next_ = open_ = 0;
+  together_ = 0;
+  for (const Move& move : moves_) together_ += move.size;
 }
 
 Moves::Begun Moves::begin_next() {
@@ -43,6 +45,7 @@ Moves::Begun Moves::begin_next() {
   transfer.direction = direction_;
   transfer.remote = move.extent;
   transfer.offset = move.offset;
+  transfer.together = together_;
   transfer.local = std::span(slices_).subspan(move.first_slice, move.slice_count);
   transfer.regions = regions_of(move);
   move.direct = !transfer.regions.empty();

@@ -98,6 +98,7 @@ class Moves {
   std::vector<RegionHandle> regions_;  // of the move that begins
   size_t next_ = 0;                    // moves before this one were begun or refused
   size_t open_ = 0;                    // begun, not ended
+  uint64_t together_ = 0;              // bytes of all
   std::vector<size_t> summed_;         // positions in moves_
   SumsUnderWay sums_;
 };

@@ -74,6 +74,10 @@ Status Reservations::state_locked(size_t number) const {
   return parts_[block.part].lane->broken() ? lost() : Status::ok();
 }
 
+bool Reservations::is_open(const Block& block) const {
+  return block.open && !parts_[block.part].lane->broken();
+}
+
 uint32_t Reservations::node_index(size_t block) const {
   const uint32_t part = blocks_[block].part;
   return part == kNoPart ? kNoNode : parts_[part].node->info().index;
@@ -92,7 +96,7 @@ std::vector<std::unique_ptr<Reservations::PartCall>> Reservations::calls(const W
   std::vector<std::unique_ptr<PartCall>> by_part;
   for (Part& part : parts_) by_part.push_back(std::make_unique<PartCall>(part));
   for (uint32_t i = 0; i < blocks_.size(); ++i) {
-    if (state_locked(i) && wanted(i)) by_part[blocks_[i].part]->blocks.push_back(i);
+    if (is_open(blocks_[i]) && wanted(i)) by_part[blocks_[i].part]->blocks.push_back(i);
   }
   std::erase_if(by_part, [](const auto& call) { return call->blocks.empty(); });
   return by_part;
@@ -131,7 +135,7 @@ void Reservations::give_up(const Part& part, std::span<const uint32_t> blocks) {
 
 Status Reservations::check_sources(uint64_t offset, std::span<const Source> sources) const {
   for (size_t i = 0; i < sources.size(); ++i) {
-    const uint64_t length = state_locked(i) ? bytes_of(sources[i]) : 0;
+    const uint64_t length = is_open(blocks_[i]) ? bytes_of(sources[i]) : 0;
     if (!inside(offset, length, block_bytes_)) {
       return {Code::kInvalidArgument, "the range [" + std::to_string(offset) + ", +" +
                                           std::to_string(length) + ") is not inside the block of " +
@@ -150,7 +154,9 @@ Status Reservations::write(uint64_t offset, std::span<const Source> sources, con
   if (Status status = check(options, ends.size()); !status) return status;
   if (sources.size() != blocks_.size()) return {Code::kInvalidArgument, "one source per block is needed"};
   if (Status status = check_sources(offset, sources); !status) return status;
-  for (size_t i = 0; i < blocks_.size(); ++i) ends[i] = state_locked(i);
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    if (!is_open(blocks_[i])) ends[i] = state_locked(i);
+  }
   std::vector<Slice> slices;
   size_t slice_count = 0;
   for (const Source& source : sources) slice_count += source.size();

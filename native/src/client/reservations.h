@@ -44,7 +44,7 @@ class Reservations {
   Status state(size_t block) const;
   uint32_t node_index(size_t block) const;
 
-  // As in ReservationBatch; `ends` has what became of each block.
+  // As in ReservationBatch; `ends`, which are OK before, have what became of each block.
   Status write(uint64_t offset, std::span<const Source> sources, const CallOptions& options,
                std::span<Status> ends);
   Status commit(const CallOptions& options, std::span<Status> ends);
@@ -89,6 +89,8 @@ class Reservations {
   void run(std::span<const std::unique_ptr<PartCall>> calls, const CallOptions& options, uint64_t bytes,
            const Make& make);
   Status state_locked(size_t number) const;
+  // As an OK of it, without making one: a write of a layer asks this of each block several times.
+  bool is_open(const Block& block) const;
   Status check(const CallOptions& options, size_t ends) const;
   Status check_sources(uint64_t offset, std::span<const Source> sources) const;
   std::unique_ptr<Program> make_write(PartCall& call, Session& session, uint64_t offset,

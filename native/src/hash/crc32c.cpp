@@ -115,6 +115,9 @@ constexpr std::array<uint32_t, 64> kShifts = make_shifts();
 // Below this a copy is likely to be read again soon from the caches; above it the destination would
 // only push useful lines out of them.
 constexpr size_t kStreamBytes = 256 << 10;
+// A piece of more than that, from this size on: the fence behind a smaller one costs what going round the
+// caches saves.
+constexpr size_t kStreamPieceBytes = 4 << 10;
 
 }  // namespace
 
@@ -137,8 +140,11 @@ uint32_t crc32c(std::span<const std::byte> bytes, uint32_t seed) {
   return ~hash::chosen().raw(~seed, bytes.data(), bytes.size());
 }
 
-uint32_t copy_crc32c(std::byte* destination, const std::byte* source, size_t size, uint32_t seed) {
-  return ~hash::chosen().copy_raw(~seed, destination, source, size, size >= hash::kStreamBytes);
+uint32_t copy_crc32c(std::byte* destination, const std::byte* source, size_t size, uint32_t seed,
+                     uint64_t together) {
+  const bool stream =
+      size >= hash::kStreamBytes || (together >= hash::kStreamBytes && size >= hash::kStreamPieceBytes);
+  return ~hash::chosen().copy_raw(~seed, destination, source, size, stream);
 }
 
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {

@@ -271,8 +271,9 @@ Code ShmLink::move(Pending& pending, Slice piece) {
     pending.crc =
         copy_crc32c(piece.data, segments_->readable(remote.segment, at, piece.size), piece.size, pending.crc);
   } else {
-    pending.crc =
-        copy_crc32c(segments_->writable(remote.segment, at, piece.size), piece.data, piece.size, pending.crc);
+    // The writer does not read there again: a layer of many blocks is many small pieces of much.
+    pending.crc = copy_crc32c(segments_->writable(remote.segment, at, piece.size), piece.data, piece.size,
+                              pending.crc, std::max(pending.length, pending.transfer.together));
   }
   return Code::kOk;
 }

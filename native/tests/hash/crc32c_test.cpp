@@ -134,6 +134,20 @@ TEST(Crc32c, LargeCopyStreamsAndAgrees) {
   }
 }
 
+TEST(Crc32c, PiecesOfMuchStreamAndAgree) {
+  std::mt19937_64 rng(19);
+  const uint64_t together = 1 << 20;
+  for (const size_t size : {size_t{100}, size_t{4} << 10, (size_t{16} << 10) + 7, size_t{40'000}}) {
+    const auto data = random_bytes(size, rng);
+    for (const size_t offset : {0, 1, 16, 63}) {
+      std::vector<std::byte> target(size + offset + 1, std::byte{0x5a});
+      EXPECT_EQ(copy_crc32c(target.data() + offset, data.data(), size, 99, together), crc32c(data, 99));
+      EXPECT_TRUE(std::equal(data.begin(), data.end(), target.begin() + offset));
+      EXPECT_EQ(target.back(), std::byte{0x5a}) << "written behind its end";
+    }
+  }
+}
+
 TEST(Crc32c, ContinuingEqualsCombiningEqualsDirect) {
   std::mt19937_64 rng(17);
   for (int round = 0; round < 500; ++round) {

@@ -16,7 +16,7 @@ import aiohttp
 
 from mooncache.bench.serving.decisions import cache_reports, decision_of
 from mooncache.bench.serving.talk import ChatReply, ask
-from mooncache.bench.serving.turns import NO_POOL, TurnsOptions, cluster_of, demo_key
+from mooncache.bench.serving.turns import HANDED_OVER, NO_POOL, TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import EngineKind
 from mooncache.errors import EngineFailed
@@ -43,7 +43,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         progress("one engine: starting")
         alone = stack.enter_context(cluster_of(options, "alone", NO_POOL, prefill=0))
         progress("two engines: starting")
-        apart = stack.enter_context(cluster_of(options, "apart", {}, prefill=1))
+        apart = stack.enter_context(cluster_of(options, "apart", HANDED_OVER, prefill=1))
         return asyncio.run(_rows(alone, apart, 1 if quick else _ROUNDS, progress))
 
 

@@ -16,7 +16,7 @@ import aiohttp
 
 from mooncache.bench.serving.decisions import cache_reports, decision_of
 from mooncache.bench.serving.talk import ask
-from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
+from mooncache.bench.serving.turns import HANDED_OVER, TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.settings import EngineKind
 from mooncache.errors import EngineFailed
@@ -40,7 +40,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """
     progress("starting two engines")
     options = TurnsOptions(engine=EngineKind.HF, start_timeout_s=_START_S)
-    with cluster_of(options, "killed", {}, prefill=1) as cluster:
+    with cluster_of(options, "killed", HANDED_OVER, prefill=1) as cluster:
         rounds = 1 if quick else _ROUNDS
         found = []
         for number in range(rounds):

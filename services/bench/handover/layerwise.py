@@ -44,9 +44,9 @@ class _CountedBatch:
         self._counted = counted
         self.codes = batch.codes
 
-    def write(self, *args: Any, **kwargs: Any) -> mooncache.BatchResult:
+    def write_gathered(self, *args: Any, **kwargs: Any) -> mooncache.BatchResult:
         self._counted.calls += 1
-        return self._batch.write(*args, **kwargs)
+        return self._batch.write_gathered(*args, **kwargs)
 
     def commit(self, **kwargs: Any) -> mooncache.PutResult:
         self._counted.calls += 1

@@ -69,6 +69,8 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         name = "roles follow the load" if follow else "fixed roles"
         progress(f"{name}: starting three engines")
         env = {
+            # Roles are what is compared: what is long goes to prefill engines in both.
+            "MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX": "512",
             "MOONCACHE_CONDUCTOR_REBALANCE_ROLES": str(follow).lower(),
             "MOONCACHE_HF_BATCH_MAX": str(_PLACES),
             "OMP_NUM_THREADS": "1",

@@ -31,6 +31,8 @@ Progress = Callable[[str], None]
 TURNS = 8
 ANSWER_TOKENS = 16
 NO_POOL: Final = {"MOONCACHE_CONNECTOR_ENABLED": "false"}
+# Where the hand-over is what is measured: no decode engine computes a prompt because that would cost less.
+HANDED_OVER: Final = {"MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX": "0"}
 VLLM_CACHE_OFF: Final = {"MOONCACHE_VLLM_EXTRA_ARGS": "--no-enable-prefix-caching"}
 _QUESTION = "Turn {turn} of conversation {talk}. Consider number {turn}, then consider it again. "
 

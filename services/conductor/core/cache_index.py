@@ -81,7 +81,7 @@ class CacheIndex:
         return self._index.drop_holder(holder)
 
     def leading(self, keys: bytes) -> dict[int, int]:
-        """Holder -> number of leading blocks of `keys` that it holds; holders of none are not
+        """BlockHolder -> number of leading blocks of `keys` that it holds; holders of none are not
         listed."""
         count = len(keys) // KEY_BYTES
         if count <= EXACT_KEYS_MAX:
@@ -99,7 +99,7 @@ class CacheIndex:
         return found
 
     def blocks(self) -> dict[int, int]:
-        """Holder -> number of its blocks."""
+        """BlockHolder -> number of its blocks."""
         return {holder: blocks for holder, (_, blocks) in self._index.holder_usage().items()}
 
     def stat(self, name: str) -> float:

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from mooncache.conductor.core.differences import PlannedCache
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost
+from mooncache.conductor.core.holder_rates import BlockHolder
 from mooncache.conductor.core.placed import PlacedRun
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, Choice, Reason, Request, Rules
@@ -79,6 +80,7 @@ class PoolAnswer:
     unreachable_nodes: int = 0
     nodes: NodesByHost = field(default_factory=dict)  # through which instances of a host may hand over
     runs: tuple[PlacedRun, ...] = ()  # where the leading blocks lie, as far as known
+    holders: tuple[tuple[BlockHolder, ...], ...] = ()  # who holds the blocks of each run
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,7 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "prefill": fleet.names[choice.prefill] if choice.prefill != NO_ROW else "",
         "decode": fleet.names[choice.decode],
         "inline": choice.prefill == NO_ROW,
+        "inlining": inlining_fields(choice),
         "branch": choice.branch,
         "together": [fleet.names[row] for row in choice.members],
         "chunk_tokens": choice.chunk_tokens,
@@ -300,6 +303,14 @@ def chosen_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict
         "awaited_decision_id": choice.awaited.decision_id if choice.awaited is not None else "",
         "computed_tokens": request.prompt_tokens - choice.prefix_tokens,
     }
+
+
+def inlining_fields(choice: Choice) -> dict[str, object] | None:
+    """Why the prompt has a prefill leg or none, with both scores, as JSON fields; None: the policy does not compare."""
+    if choice.inlining is None:
+        return None
+    verdict, here_s, apart_s = choice.inlining
+    return {"verdict": verdict, "here_ms": milliseconds(here_s), "apart_ms": milliseconds(apart_s)}
 
 
 def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:

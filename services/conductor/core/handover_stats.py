@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mooncache.conductor.core.learning import Follower
+from mooncache.conductor.core.policy.types import Choice
 from mooncache.kvcache.leg_hint import CacheOutcome
 from mooncache.runtime.backoff import step_s
 
 AWAY_FIRST_S, AWAY_MAX_S = 30.0, 600.0
+BESIDE_PRIOR_S = 0.01  # what passes of that beside the hand-over's price
+_BESIDE_LEAST_S = 1e-3
 LAG_PRIOR_S = 0.5  # from the end of the prefill to the first token
 MARGIN_MAX_S = 2.0
 UNPROVEN_MARGIN_S = 30.0
@@ -41,6 +44,7 @@ class HandoverStats:
         self._margin_min_s = margin_min_s
         self._pairs: dict[tuple[str, str], _SkippedPair] = {}  # those where blocks did not come the last time
         self._lag = Follower(LAG_PRIOR_S)
+        self._beside = Follower(BESIDE_PRIOR_S)
 
     def avoids(self, prefiller: str, decoder: str, now_s: float) -> bool:
         """Whether requests should not be sent to this pair now."""
@@ -62,6 +66,22 @@ class HandoverStats:
     def observe(self, lag_s: float) -> None:
         """A first token came so long after the end of the prefill."""
         self._lag.observe(max(1e-3, lag_s))
+
+    def observe_beside(self, seconds: float) -> bool:
+        """So much passed between the end of a prefill and the first token beside what a hand-over was taken to need."""
+        return self._beside.observe(max(_BESIDE_LEAST_S, seconds))
+
+    @property
+    def beside_s(self) -> float:
+        """What a hand-over takes beside loading and the tail: saving the last blocks, hearing of it, a place in a step.
+
+        0 before it was seen.
+        """
+        return self._beside.value if self._beside.count else 0.0
+
+    def without_beside_s(self, choice: Choice) -> float:
+        """What a choice expects from the end of the prefill to the first token, without what is learnt of it here."""
+        return choice.handover_s - self.beside_s + choice.wait_s if choice.handover_s > self.beside_s else 0.0
 
     def forget(self, name: str) -> None:
         """The instance is gone, or its engine was started again."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mooncache.conductor.core import learning
+from mooncache.conductor.core import learning, placed
+from mooncache.conductor.core.decisions import PoolAnswer
 from mooncache.conductor.core.fleet_book import STAY_PRIOR_S, FleetBook
 from mooncache.conductor.core.fleet_shape import InstanceShape, SourceRates
 from mooncache.conductor.core.handover_stats import HandoverStats
+from mooncache.conductor.core.holder_rates import BlockHolder, HolderRates
 from mooncache.conductor.core.lateness import Lateness
 from mooncache.conductor.core.learning import DecodeLearner, FadingMean, Follower, LoadSource, TransferLearner
 from mooncache.conductor.core.offered_load import OfferedLoad
 from mooncache.conductor.core.output_lengths import OutputLengths
 from mooncache.conductor.core.policy.fleet import ROLES
-from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, TransferCost
+from mooncache.conductor.core.policy.types import NO_ROW, DecodeCost, Ints, PrefixSource, TransferCost
 from mooncache.conductor.core.prefill_learner import PrefillLearner
 from mooncache.conductor.core.registry import Instance, InstanceInfo, Registry
 from mooncache.kvcache.instance_load import InstanceLoad
@@ -40,7 +42,11 @@ class ServedModel:
         self.handovers: dict[str, TransferLearner] = {}
         self.from_host: dict[str, TransferLearner] = {}  # from the memory of the instance's own host
         self.from_ssd: dict[str, TransferLearner] = {}  # of what lay on disks
+        self.holder_rates = HolderRates()
         self.rows_of_host: dict[str, set[int]] = {}
+        self._kv_bytes_per_token = (
+            learning.KV_BYTES_PER_TOKEN_UNKNOWN
+        )  # of the instance that was heard of last
         self.decodes: dict[str, DecodeLearner] = {}  # by instance
         self.lengths = OutputLengths()
         self.stay = FadingMean(STAY_PRIOR_S)
@@ -78,6 +84,7 @@ class ServedModel:
             ),
         )
         self.row_of_holder[instance.holder] = row
+        self._kv_bytes_per_token = info.kv_bytes_per_token or self._kv_bytes_per_token
         self._place(row, info.host_id)
         self.book.set(info.instance_id, stay_s=self.stay.value)
 
@@ -161,6 +168,17 @@ class ServedModel:
                     source_rates=self._source_rates(info),
                 )
 
+    def observed_holder(self, holder: BlockHolder, loaded_bytes: float, seconds: float, now_s: float) -> None:
+        """An instance of another host loaded KV from one holder."""
+        self.holder_rates.observe(holder, loaded_bytes, seconds, now_s)
+
+    def observed_handover(self, lag_s: float, priced_s: float, registry: Registry) -> None:
+        """A first token came `lag_s` after the end of its prefill; without what is learnt here that was `priced_s`."""
+        self.handover_stats.observe(lag_s)
+        if priced_s > 0 and self.handover_stats.observe_beside(lag_s - priced_s):
+            for instance in registry.of_model(self.name):
+                self.book.set(instance.info.instance_id, handover=self._handover(instance.info))
+
     def observed_answer(self, lengths_class: str, tokens: float, stayed_s: float) -> None:
         """A sequence was generated."""
         self.lengths.observe(lengths_class, tokens)
@@ -168,6 +186,19 @@ class ServedModel:
             self.book.stays(self.stay.value)
 
     # --- what decisions ask
+
+    def sources(
+        self, pool: PoolAnswer, local: Ints, block_tokens: int, tokens: int, now_s: float
+    ) -> tuple[PrefixSource, ...]:
+        """The pool as a source of the first `tokens` tokens, priced by who holds them."""
+
+        def tokens_per_s(holder: BlockHolder) -> float | None:
+            rate = self.holder_rates.bytes_per_s(holder, now_s)
+            return rate / self._kv_bytes_per_token if rate is not None else None
+
+        found = placed.sources(pool.runs, local, block_tokens, tokens, self.rows_of_host)
+        where = local, block_tokens, self.rows_of_host
+        return tuple(placed.at_holders(each, pool.runs, pool.holders, *where, tokens_per_s) for each in found)
 
     def group(self, asked: int, registry: Registry) -> tuple[int, int]:
         """The passport group of a request's keys and the tokens of a block in it."""
@@ -189,6 +220,7 @@ class ServedModel:
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         self.book.check()
+        self.holder_rates.check()
         for row in self.row_of_holder.values():
             assert self.book.names[row], "a number in the index of caches points at an instance that is gone"
         for rows in self.rows_of_host.values():
@@ -209,7 +241,8 @@ class ServedModel:
         return self._loading(info, self.transfers, self.from_host, self.handovers)
 
     def _handover(self, info: InstanceInfo) -> TransferCost:
-        return self._loading(info, self.handovers, self.transfers, self.from_host)
+        latency_s, tokens_per_s = self._loading(info, self.handovers, self.transfers, self.from_host)
+        return TransferCost(latency_s + self.handover_stats.beside_s, tokens_per_s)
 
     def _source_rates(self, info: InstanceInfo) -> SourceRates:
         host = self._loading(info, self.from_host, self.transfers, self.handovers)

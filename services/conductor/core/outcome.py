@@ -14,6 +14,7 @@ from mooncache.conductor.core.decisions import PoolAnswer, PoolState, Scheduling
 from mooncache.conductor.core.differences import Difference, PlannedCache, differences
 from mooncache.conductor.core.give_ups import AGAIN_S, GiveUpReason, GiveUps
 from mooncache.conductor.core.handover_stats import did_arrive
+from mooncache.conductor.core.holder_rates import holder_of
 from mooncache.conductor.core.in_flight import InFlight
 from mooncache.conductor.core.learning import LoadSource, load_source
 from mooncache.conductor.core.models import ModelBooks
@@ -134,9 +135,9 @@ class Outcomes:
     ) -> None:
         """The request has ended, and it is known what the cache did for its decode leg."""
         if active.prefiller == active.decoder and active.compute_seen_s:
-            self._prefill_reported(active, record, None, cache, learned)
+            self._prefill_reported(active, record, None, cache, learned, now_s)
             return
-        self._loads(active, active.decoder, cache, handover=True)
+        self._loads(active, active.decoder, cache, now_s, handover=True)
         if cache.waited_ms and active.expected_wait_s and cache.outcome is not CacheOutcome.TIMEOUT:
             self.models.of(active.model).waited.observe(cache.waited_ms / 1e3 / active.expected_wait_s)
         self._handed_over(active, cache, learned, now_s)
@@ -212,7 +213,8 @@ class Outcomes:
         if not active.prefilled_s or not active.awaited_tokens:
             return
         if now_s - active.assigned_s < active.wait_s:
-            self.models.of(active.model).handover_stats.observe(now_s - active.prefilled_s)
+            lag_s = now_s - active.prefilled_s
+            self.models.of(active.model).observed_handover(lag_s, active.handover_priced_s, self.registry)
         elif now_s - active.prefilled_s > self.models.of(active.model).handover_stats.margin_s:
             self._judge(active, HandoverResult.MISSED, learned, now_s)
 
@@ -260,7 +262,7 @@ class Outcomes:
         if not inline:
             self._leg_ended(active, now_s)
             leg = progress.prefill
-            self._prefill_reported(active, record, leg, leg.cache if leg else None, learned)
+            self._prefill_reported(active, record, leg, leg.cache if leg else None, learned, now_s)
 
     def _made(self, active: Active, progress: ProgressReport, now_s: float) -> None:
         """The blocks are made; those of which the prefill engine says that the pool did not get them do not come."""
@@ -280,13 +282,14 @@ class Outcomes:
         leg: LegReport | None,
         cache: CacheReport | None,
         learned: Learned,
+        now_s: float,
     ) -> None:
         """The leg that computed the prompt is described: what it found, what it computed, how long it took.
 
         leg: the prefill leg; None when the decode leg computed the prompt. cache: what its engine said.
         """
         if cache is not None:
-            self._loads(active, active.prefiller, cache, handover=False)
+            self._loads(active, active.prefiller, cache, now_s, handover=False)
         hit = min(cache.hit_tokens if cache is not None else active.prefix_tokens, active.prompt_tokens)
         computed = active.prompt_tokens - hit
         learned.local_tokens = cache.local_tokens if cache is not None else 0
@@ -317,7 +320,9 @@ class Outcomes:
         if cache is not None:
             _missing(record, cache)
 
-    def _loads(self, active: Active, instance_id: str, cache: CacheReport, *, handover: bool) -> None:
+    def _loads(
+        self, active: Active, instance_id: str, cache: CacheReport, now_s: float, *, handover: bool
+    ) -> None:
         if not cache.loaded_bytes or not cache.load_ms:
             return
         model = self.models.of(active.model)
@@ -327,6 +332,10 @@ class Outcomes:
         source = LoadSource.HANDOVER if handover else self._load_source(active, instance_id, cache)
         if source is not None:
             model.observed_load(instance_id, cache.loaded_bytes, seconds, self.registry, source)
+        holder = holder_of(cache.loaded_from)
+        # What came from memory of its own host has a source, and a rate, of its own.
+        if holder is not None and source in (LoadSource.REMOTE, LoadSource.SSD):
+            model.observed_holder(holder, cache.loaded_bytes, seconds, now_s)
 
     def _load_source(self, active: Active, instance_id: str, cache: CacheReport) -> LoadSource | None:
         """Where nearly all blocks of a load came from; None: from several places, so it says nothing of one of them."""

@@ -3,14 +3,15 @@ instance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from mooncache.client.results import BlockCopy, BlockTier
-from mooncache.conductor.core.policy.types import NO_ROW, Ints, PrefixSource
+from mooncache.conductor.core.holder_rates import BlockHolder
+from mooncache.conductor.core.policy.types import NO_ROW, Floats, Ints, PrefixSource
 
 RUNS_MAX: Final = 32
 """Blocks behind so many runs count as lying like the last one of them."""
@@ -40,6 +41,16 @@ def runs_of(
     return tuple(found)
 
 
+def holders_of(copies: Sequence[tuple[BlockCopy, ...]], blocks: int) -> tuple[tuple[BlockHolder, ...], ...]:
+    """For each of the runs of `runs_of` who holds its blocks: in memory, or on disks where they lie there alone."""
+    firsts = [next(group) for _, group in islice(groupby(copies[:blocks], id), RUNS_MAX)]
+    return tuple(
+        tuple(BlockHolder(copy.node_id, False) for copy in first if copy.tier != BlockTier.SSD)
+        or tuple(BlockHolder(copy.node_id, True) for copy in first)
+        for first in firsts
+    )
+
+
 def sources(
     runs: Sequence[PlacedRun],
     local: Ints,
@@ -55,6 +66,37 @@ def sources(
     return (
         PrefixSource(NO_ROW, tokens, on_host=on_host, on_ssd=ssd_tokens(runs, local, block_tokens, tokens)),
     )
+
+
+def at_holders(
+    source: PrefixSource,
+    runs: Sequence[PlacedRun],
+    holders: Sequence[tuple[BlockHolder, ...]],
+    local: Ints,
+    block_tokens: int,
+    rows_of_host: Mapping[str, Iterable[int]],
+    tokens_per_s: Callable[[BlockHolder], float | None],
+) -> PrefixSource:
+    """The source with the time that its holders take, as far as their rates are known.
+
+    Several holders are read at once, so the slowest sets the time. Of blocks with several copies readers take turns.
+    What a row reads from memory of its own host is not read from a holder elsewhere.
+    """
+    held, on_ssd = np.zeros_like(local), source.on_ssd
+    seconds: dict[tuple[BlockHolder, ...], Floats] = {}
+    for (begin, until, run), owners in zip(_spans(runs, block_tokens, source.tokens), holders, strict=False):
+        known = [rate for rate in map(tokens_per_s, owners) if rate is not None]
+        if not known or len(known) < len(owners):
+            continue
+        part = np.maximum(until - np.maximum(local, begin), 0)
+        part[[row for host in run.hosts for row in rows_of_host.get(host, ())]] = 0
+        held += part
+        on_ssd = on_ssd - part if run.is_on_ssd and on_ssd is not None else on_ssd
+        taken_s = part * (sum(1 / rate for rate in known) / len(known))
+        seconds[owners] = seconds.get(owners, 0.0) + taken_s
+    if not seconds:
+        return source
+    return source._replace(on_ssd=on_ssd, held=held, held_s=np.maximum.reduce(list(seconds.values())))
 
 
 def ssd_tokens(runs: Sequence[PlacedRun], local: Ints, block_tokens: int, end: int) -> Ints | None:

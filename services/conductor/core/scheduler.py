@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mooncache.client.keys import KEY_BYTES
-from mooncache.conductor.core import placed
 from mooncache.conductor.core.cache_index import CacheIndex
 from mooncache.conductor.core.candidates import Candidates, PolicyView, Snapshots
 from mooncache.conductor.core.decisions import (
@@ -325,7 +324,7 @@ class Scheduler:
             prompt_tokens=request.prompt_tokens,
             local=local,
             cacheable_tokens=cacheable,
-            sources=placed.sources(arrival.pool.runs, local, block_tokens, pool_tokens, model.rows_of_host),
+            sources=model.sources(arrival.pool, local, block_tokens, pool_tokens, now_s),
             group=group,
             awaited=self._awaited(request, model, block_tokens, cacheable, now_s),
             sequences=request.sequences,
@@ -442,6 +441,7 @@ class Scheduler:
                 awaited_tokens=policy_request.cacheable_tokens if decision.prefill else 0,
                 wait_s=decision.wait_s,
                 expected_wait_s=choice.total_s if decision.prefill else 0.0,
+                handover_priced_s=model.handover_stats.without_beside_s(choice) if decision.prefill else 0.0,
                 store_node=decision.store_node,
                 nodes=arrival.pool.nodes,
                 block_tokens=block_tokens,

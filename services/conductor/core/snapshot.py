@@ -42,7 +42,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     ahead_s: tuple[float, float, float]
     ahead: bytes
     request: dict[str, Any]
-    sources: list[tuple[int, int, float, float, list[int] | None, list[int] | None]]
+    sources: list[tuple[int, int, tuple[float, float], list[list[int] | None], list[float] | None]]
+    """Of a `PrefixSource` its row, tokens, rates, counts (here, cold, held) and seconds."""
     awaited: list[tuple[int, float, int, str, bool]]
 
     @property
@@ -68,8 +69,16 @@ class Snapshot(msgspec.Struct, frozen=True):
         place = {row: at for at, row in enumerate(self.rows)}
         local: Ints = np.frombuffer(self.local, dtype=np.int64)
         sources = tuple(
-            PrefixSource(place.get(row, NO_ROW), tokens, rate, ssd_rate, _column(on_host), _column(on_ssd))
-            for row, tokens, rate, ssd_rate, on_host, on_ssd in self.sources
+            PrefixSource(
+                place.get(row, NO_ROW),
+                tokens,
+                *rates,
+                on_host=_column(counts[0]),
+                on_ssd=_column(counts[1]),
+                held=_column(counts[2]),
+                held_s=_seconds(held_s),
+            )
+            for row, tokens, rates, counts, held_s in self.sources
             if row == NO_ROW or row in place
         )
         awaited = tuple(
@@ -146,10 +155,9 @@ def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) 
             (
                 s.row,
                 s.tokens,
-                s.tokens_per_s,
-                s.ssd_tokens_per_s,
-                _kept(s.on_host, rows),
-                _kept(s.on_ssd, rows),
+                (s.tokens_per_s, s.ssd_tokens_per_s),
+                [_kept(column, rows) for column in (s.on_host, s.on_ssd, s.held)],
+                _kept(s.held_s, rows),
             )
             for s in request.sources
         ],
@@ -157,9 +165,13 @@ def take(fleet: Fleet, request: Request, at_s: float, rows: Ints | None = None) 
     )
 
 
-def _kept(column: Ints | None, rows: Ints) -> list[int] | None:
+def _kept(column: Ints | Floats | None, rows: Ints) -> list[Any] | None:
     return column[rows].tolist() if column is not None else None
 
 
 def _column(kept: list[int] | None) -> Ints | None:
     return np.array(kept, dtype=np.int64) if kept is not None else None
+
+
+def _seconds(kept: list[float] | None) -> Floats | None:
+    return np.array(kept, dtype=np.float64) if kept is not None else None

@@ -51,6 +51,9 @@ class Active:
     awaited_tokens: int = 0  # that the decode leg waits for, from the prefill leg of this request
     wait_s: float = 0.0  # how long it does at most
     expected_wait_s: float = 0.0  # and is expected to, before what was learnt of other waits
+    handover_priced_s: float = (
+        0.0  # from the prefill's end to the first token, without what is learnt of that
+    )
     prefilled_s: float = 0.0  # when the prefill leg had ended well
     handover: str = ""  # what became of it, once that is known
     store_node: str = ""  # through which its legs hand over, "" when placement decides

@@ -15,7 +15,8 @@ from mooncache.client.aio import AsyncClient
 from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView, Prefetched
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.handover_node import NO_NODE, NodesByHost, by_host
-from mooncache.conductor.core.placed import PlacedRun, runs_of
+from mooncache.conductor.core.holder_rates import BlockHolder
+from mooncache.conductor.core.placed import PlacedRun, holders_of, runs_of
 from mooncache.config import Config
 from mooncache.errors import Closed, DeadlineExceeded, MooncacheError
 from mooncache.runtime import tracing
@@ -124,6 +125,7 @@ class PoolLookup:
         started_s = self._clock.now_s()
         state, blocks, unreachable = PoolState.OK, 0, 0
         runs: tuple[PlacedRun, ...] = ()
+        holders: tuple[tuple[BlockHolder, ...], ...] = ()
         try:
             # The native call keeps its own deadline; the outer one is for a thread pool that is busy.
             with tracing.span("pool.match", kind="client", root=False) as span:
@@ -132,6 +134,7 @@ class PoolLookup:
                 span.set(pool__blocks=found.leading_blocks)
             blocks, unreachable = found.leading_blocks, found.unreachable_nodes
             runs = runs_of(found.copies, blocks, self._host_of_node())
+            holders = holders_of(found.copies, blocks)
         except (TimeoutError, DeadlineExceeded):
             state = PoolState.TIMEOUT
         except Closed:
@@ -141,7 +144,7 @@ class PoolLookup:
         if state == PoolState.OK and unreachable and not blocks:
             state = PoolState.TIMEOUT
         elapsed_s = self._clock.now_s() - started_s
-        return PoolAnswer(state, blocks, elapsed_s, unreachable, self.nodes_by_host, runs)
+        return PoolAnswer(state, blocks, elapsed_s, unreachable, self.nodes_by_host, runs, holders)
 
     async def give_up(self, keys: bytes, store_node: str = NO_NODE) -> int:
         """End the waits for packed keys that will not come to a node, NO_NODE: to any; return how many ended.

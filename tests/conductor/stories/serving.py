@@ -49,7 +49,9 @@ class Serving:
     """Each `do_` is a command."""
 
     def __init__(self) -> None:
-        settings = scheduler_settings(rules=Rules(holds=False), ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S)
+        settings = scheduler_settings(
+            rules=Rules(holds=False, inline_tokens_max=512), ttft_slo_s=TTFT_SLO_S, tbt_slo_s=TBT_SLO_S
+        )
         self.core = Scheduler(settings, random.Random(1), native_index)
         self.core.models.of(MODEL).prefills[ENGINE] = PrefillLearner(
             PrefillCost(0.0, 1 / COMPUTED_TOKENS_PER_S, 0.0, 0.0)

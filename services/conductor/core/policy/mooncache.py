@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mooncache.conductor.core.policy import branches, overload, placement
+from mooncache.conductor.core.policy import branches, inlining, overload, placement
 from mooncache.conductor.core.policy.branches import PrefillOption
 from mooncache.conductor.core.policy.common import (
     NO_INSTANCE,
@@ -23,7 +23,6 @@ from mooncache.conductor.core.policy.common import (
     cleaned,
     handovers_s,
     least,
-    most,
 )
 from mooncache.conductor.core.policy.fleet import Fleet
 from mooncache.conductor.core.policy.placement import Placements
@@ -33,6 +32,7 @@ from mooncache.conductor.core.policy.types import (
     Branch,
     Choice,
     Floats,
+    InlineVerdict,
     Reason,
     Request,
     Rules,
@@ -80,17 +80,17 @@ class Mooncache:
         scores, invalid = cleaned(priced.score_s, eligible, summary)
         alone, _ = cleaned(scores, prefillers, summary)
         pair = self._paired(request, fleet, rules, rng, alone, decoders)
-        inline = self._inline(request, fleet, rules, rng, decoders, paired=pair is not None)
-        best = pair
-        if inline is not None and (pair is None or inline.end_s <= pair.end_s):
-            best = inline
+        inline, refused = self._inline(request, fleet, rules, rng, decoders, paired=pair is not None)
+        here_s, apart_s = (each.end_s if each is not None else None for each in (inline, pair))
+        found = inlining.verdict(here_s, apart_s, refused)
+        best = inline if found.verdict in (InlineVerdict.ONLY, InlineVerdict.CHEAPER) else pair
         if best is None:
             return replace(NO_INSTANCE, invalid_costs=invalid)
         decode_scores = (pair or best).decode_scores
         choice = _choice(
             fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, invalid
         )
-        return overload.judged(request, fleet, rules, choice)
+        return overload.judged(request, fleet, rules, replace(choice, inlining=found))
 
     def _paired(
         self,
@@ -133,22 +133,17 @@ class Mooncache:
         decoders: Bools,
         *,
         paired: bool,
-    ) -> _Pair | None:
-        """The best decode instance that computes the prompt itself.
+    ) -> tuple[_Pair | None, InlineVerdict | None]:
+        """The best decode instance that computes the prompt itself, or why none may.
 
         While prefill instances are there it only takes what is short and keeps the promise of those that run there
         (arXiv 2407.00079, section 3: inlined when it needs no chunking and breaks no promise).
         """
         mask = decoders
         if paired:
-            enough = request.prompt_tokens - rules.inline_tokens_max
-            if all(source.tokens < enough for source in request.sources):
-                if not fleet.summary.any_both and most(request.local) < enough:
-                    return None
-                short = request.local >= enough
-                mask = mask & (short | fleet.summary.both if fleet.summary.any_both else short)
+            mask = inlining.short_enough(request, fleet, rules, mask)
             if not mask.any():
-                return None
+                return None, InlineVerdict.TOO_LONG
         priced = branches.scores(request, fleet, rules)
         assert priced.total_s is not None, "requested"
         assert priced.compute_s is not None, "requested"
@@ -158,13 +153,15 @@ class Mooncache:
         if paired:
             stalls = (fleet.sequences > 0) & (priced.compute_s + placed.tbt_s > request.tbt_slo_s)
             mask = mask & ~stalls
-        delay_s = priced.compute_s * fleet.sequences  # what the sequences running there lose together
-        ends, _ = cleaned(priced.score_s + placed.score_s + delay_s, mask)
+        ends, _ = cleaned(
+            priced.score_s + placed.score_s + inlining.delay_s(fleet, priced.compute_s, has_choice=paired),
+            mask,
+        )
         row = least(ends, rng)
         if row == NO_ROW:
-            return None
+            return None, InlineVerdict.STEPS
         option = branches.cheapest(branches.options(request, fleet, rules, row))
-        return _Pair(NO_ROW, row, option, placed, 0.0, float(ends[row]), ends)
+        return _Pair(NO_ROW, row, option, placed, 0.0, float(ends[row]), ends), None
 
 
 def _choice(

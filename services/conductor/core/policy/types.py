@@ -41,6 +41,27 @@ class Reason(StrEnum):
     TOO_LONG = "too_long"
 
 
+class InlineVerdict(StrEnum):
+    """Why a prompt is computed where it is decoded, or is not."""
+
+    ONLY = "only"
+    """No prefill instance could have it."""
+    CHEAPER = "cheaper"
+    DEARER = "dearer"
+    TOO_LONG = "too_long"
+    """More is left to compute than decode instances may."""
+    STEPS = "steps"
+    """Those that generate there would wait longer for a token than promised."""
+
+
+class Inlining(NamedTuple):
+    """What was compared: the score on a decode instance and with a hand-over; 0 where there was none."""
+
+    verdict: InlineVerdict
+    here_s: float = 0.0
+    apart_s: float = 0.0
+
+
 class AdmissionMode(StrEnum):
     """Which requests are refused at arrival; `overload` says how each is judged."""
 
@@ -105,6 +126,10 @@ class PrefixSource(NamedTuple):
     row."""
     on_ssd: Ints | None = None
     """The same: how many lie on disks alone."""
+    held: Ints | None = None
+    """The same: how many lie with holders whose own rate is known, in memory of other hosts or on disks."""
+    held_s: Floats | None = None
+    """Seconds in which each row reads those, at the rates of their holders."""
 
 
 class Awaited(NamedTuple):
@@ -157,8 +182,8 @@ class Rules:
     admission: AdmissionMode = AdmissionMode.LEARNED
     threshold: float = 1.5
     """Algorithm 1's balancing threshold."""
-    inline_tokens_max: int = 512
-    """What a decode instance may compute itself while prefill instances are there."""
+    inline_tokens_max: int = 4096
+    """The most that a decode instance may compute itself while prefill instances are there, whatever the price."""
     work_weight: float = 0.1
     """Seconds of delay that one second of computing saved is worth, since the next requests queue for it."""
     queue_weight: float = 0.3
@@ -215,6 +240,7 @@ class Choice:
     """The same for the answer."""
     inline_scores: Floats | None = field(default=None, compare=False)
     """The same for prompt and answer on one instance."""
+    inlining: Inlining | None = None  # why the prompt has a prefill leg, or none
     invalid_costs: int = 0  # how many were not numbers
 
     @property
