@@ -105,6 +105,9 @@ class Event(enum.StrEnum):
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `reason` says why
     CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and keeps trying
     CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool
+    CONNECTOR_TENANT_REFUSED = (
+        "connector.tenant_refused"  # a leg's session token cannot be used; `reason` says why
+    )
     CONNECTOR_IN_PLACE = "connector.in_place"  # RDMA devices use an engine's KV memory where it lies
     CONNECTOR_STAGED = "connector.staged"  # blocks pass through staging memory over RDMA; `reason` says why
     CONNECTOR_POOL_SICK = "connector.pool_sick"  # calls failed; the circuit breaker opens for `pause_s`
