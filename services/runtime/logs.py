@@ -44,6 +44,14 @@ class Event(enum.StrEnum):
     COORDINATION_UNREACHABLE = "coordination.unreachable"  # the coordination backend does not answer
     COORDINATION_RECOVERED = "coordination.recovered"  # the coordination backend answers again
     MASTER_TERM_OLDER = "master.term_older"  # a master leads under an older term and is ignored
+    NODE_TENANTS_SET = "node.tenants_set"  # limits of tenants came into force; `version`, `tenants`
+    NODE_TENANTS_NOT_READ = (
+        "node.tenants_not_read"  # the file of tenants is wrong and changes nothing; `reason` says why
+    )
+    NODE_TENANTS_NOT_KEPT = "node.tenants_not_kept"  # limits are in force, but not in the node's file
+    NODE_TENANT_PURGED = (
+        "node.tenant_purged"  # a tenant's blocks were removed and overwritten; `blocks`, `disk_blocks`
+    )
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master moved a node to another state
     NODE_DATA_PLANE = "node.data_plane"  # an event of the native server; `what` names it
