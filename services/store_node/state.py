@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from mooncache.client.master_link import MasterLink
 from mooncache.client.terms import Terms
+from mooncache.errors import Unsupported
 from mooncache.proto.v1 import common_pb2, store_node_pb2
 from mooncache.runtime.clock import Clock
 from mooncache.store_node.core.report_planner import ReportPlanner

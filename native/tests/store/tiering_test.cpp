@@ -1,10 +1,8 @@
 // A store with a disk below it: blocks that left memory come back, also after a crash, and removed ones do
 // not.
-#include <algorithm>
 #include <bit>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <future>
 #include <optional>
 #include <random>
@@ -296,13 +294,10 @@ TEST_F(TieringTest, APurgeOverwritesRecordsOfTheTenantAlone) {
   const auto records_with = [&](uint64_t number) {
     std::vector<std::byte> wanted = content_of(number);
     wanted.resize(kBlock / 2);
+    std::vector<char> bytes(std::filesystem::file_size(folder_ / "mooncache.ssd"));
     std::ifstream file(folder_ / "mooncache.ssd", std::ios::binary);
-    std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
-    return std::search(first, first + bytes.size(),
-                       std::boyer_moore_horspool_searcher(wanted.begin(), wanted.end(), [](std::byte b) {
-                         return std::to_integer<size_t>(b);
-                       })) != first + bytes.size();
+    file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return ::memmem(bytes.data(), bytes.size(), wanted.data(), wanted.size()) != nullptr;
   };
   const auto on_disk = all_present(Tier::kSsd);
   ASSERT_FALSE(on_disk.empty());
