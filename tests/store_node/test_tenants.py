@@ -17,6 +17,7 @@ from mooncache.client.keys import to_block_key
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.errors import InvalidArgument, NoNodes, NotFound, Unauthenticated
 from mooncache.runtime.tenant_limits import TenantLimits, TenantTable
+from mooncache.store_node.metrics import TENANTS_SHOWN, tenant_families
 from mooncache.store_node.tenants import OTHERS, NodeTenants, largest
 from tests.conditions import wait_until
 
@@ -113,6 +114,22 @@ def test_figures_are_of_the_largest_tenants_and_the_rest(tmp_path: Path) -> None
     found = largest(many, 3)
     assert list(found) == ["t29", "t28", "t27", OTHERS]
     assert found[OTHERS] == {"bytes": sum(range(27)), "disk_bytes": 0, "hits": 27 + 9}
+
+
+def test_metrics_name_few_tenants_and_the_others() -> None:
+    many = {f"t{n}": {"bytes": n, "disk_bytes": 0, "hits": 1, "byte_ms": 2000 * n} for n in range(100)}
+    found = {family.name: family for family in tenant_families(many)}
+    held = {
+        (sample.labels["tenant"], sample.labels["tier"]): sample.value
+        for sample in found["mooncache_store_node_tenant_bytes"].samples
+    }
+    assert len(held) == 2 * (TENANTS_SHOWN + 1)
+    assert held["t99", "memory"] == 99
+    assert held[OTHERS, "memory"] == sum(range(80))
+    seconds = found["mooncache_store_node_tenant_byte_seconds"].samples
+    assert ("t99", 198.0) in {(s.labels["tenant"], s.value) for s in seconds}
+    reads = found["mooncache_store_node_tenant_reads"].samples
+    assert (OTHERS, "hit", 80.0) in {(s.labels["tenant"], s.labels["outcome"], s.value) for s in reads}
 
 
 def test_session_tokens_of_a_while_are_equal_and_end(tmp_path: Path) -> None:
