@@ -160,7 +160,7 @@ class PoolLink:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._client: PoolClient | None = None
-        self._tenants = TenantClients(prepare)
+        self._tenants: TenantClients[PoolClient] = TenantClients(_for_tenant, prepare)
         self._closed = threading.Event()
         self.connected = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mooncache-link", daemon=True)
@@ -261,6 +261,10 @@ class PoolLink:
                     return
             client.close()
             return
+
+
+def _for_tenant(client: PoolClient, session_token: str) -> PoolClient:
+    return client.for_tenant(session_token)
 
 
 def code_name(error: Exception) -> str:

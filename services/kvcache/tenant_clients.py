@@ -15,13 +15,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from mooncache.errors import MooncacheError
 from mooncache.runtime.logs import Event, get_logger
-
-if TYPE_CHECKING:
-    from mooncache.kvcache.pool_link import PoolClient
 
 _log = get_logger(__name__)
 CLIENTS_KEPT: Final = 64
@@ -30,32 +27,46 @@ CLIENTS_MAX: Final = 512
 CALL_MAX_S: Final = 900.0
 
 
+class EndingClient(Protocol):
+    """What is used of a client here."""
+
+    def stats(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=EndingClient)
+
+
 @dataclass(slots=True)
-class _Known:
-    client: PoolClient
+class _TenantClient(Generic[C]):
+    client: C
     used_s: float
 
 
-class TenantClients:
+class TenantClients(Generic[C]):
     """The clients of one connection, by session token. Thread-safe.
 
     Args:
+        make: makes the client of a token from the connection's own; raises MooncacheError.
         prepare: called with each new client before anyone else gets it.
     """
 
     def __init__(
         self,
-        prepare: Callable[[PoolClient], None] | None = None,
+        make: Callable[[C, str], C],
+        prepare: Callable[[C], None] | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._make_client = make
         self._prepare = prepare
         self._now_s = now_s
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()  # longest unused first
+        self._known: OrderedDict[str, _TenantClient[C]] = OrderedDict()  # longest unused first
         self._gone: Counter[str] = Counter()  # figures of clients that went
         self._closed = False
 
-    def client(self, parent: PoolClient, session_token: str) -> PoolClient | None:
+    def client(self, parent: C, session_token: str) -> C | None:
         """The client of a token, made from `parent` when it is new; None when the token is none, or there are too many.
 
         Making one takes as long as registering the engine's memory once more.
@@ -71,7 +82,7 @@ class TenantClients:
             full = self._closed or len(self._known) >= CLIENTS_MAX
             made = None if full else self._make(parent, session_token)
             if made is not None:
-                self._known[session_token] = _Known(made, now_s)
+                self._known[session_token] = _TenantClient(made, now_s)
         for client in unused:
             self._end(client)
         return made
@@ -96,9 +107,9 @@ class TenantClients:
         for client in clients:
             self._end(client)
 
-    def _make(self, parent: PoolClient, session_token: str) -> PoolClient | None:
+    def _make(self, parent: C, session_token: str) -> C | None:
         try:
-            client = parent.for_tenant(session_token)
+            client = self._make_client(parent, session_token)
         except MooncacheError as error:
             _log.warning(Event.CONNECTOR_TENANT_REFUSED, code=error.name, reason=error.message)
             return None
@@ -106,8 +117,8 @@ class TenantClients:
             self._prepare(client)
         return client
 
-    def _take_unused(self, now_s: float) -> list[PoolClient]:
-        unused = []
+    def _take_unused(self, now_s: float) -> list[C]:
+        unused: list[C] = []
         while len(self._known) >= CLIENTS_KEPT:
             token, known = next(iter(self._known.items()))
             if now_s - known.used_s < CALL_MAX_S:
@@ -118,6 +129,6 @@ class TenantClients:
         return unused
 
     @staticmethod
-    def _end(client: PoolClient) -> None:
+    def _end(client: EndingClient) -> None:
         with contextlib.suppress(MooncacheError, TimeoutError):
             client.close()

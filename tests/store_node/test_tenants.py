@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mooncache
 from mooncache.auth import load_cluster_token, parse_session_token, session_token, tenant_token
@@ -21,7 +23,15 @@ from mooncache.store_node.metrics import TENANTS_SHOWN, tenant_families
 from mooncache.store_node.tenants import OTHERS, NodeTenants, largest
 from tests.conditions import wait_until
 
+_SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.sampled_from(["version", "tenants", "ttl_ms", "team-a"])
+)
 BLOCK = b"\xa5" * 40_000
+
+
+def _nested(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["version", "tenants", "ttl_ms", "team-a", "B"])
+    return st.lists(values, max_size=3) | st.dictionaries(names, values, max_size=3)
 
 
 class FakeServer:
@@ -96,6 +106,29 @@ def test_an_edited_file_is_the_newest_table(tmp_path: Path) -> None:
 def test_what_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument):
         TenantTable.from_text(text)
+
+
+@given(st.text(max_size=300) | st.recursive(_SCALARS, _nested, max_leaves=8).map(json.dumps))
+def test_any_text_is_a_table_or_refused(text: str) -> None:
+    try:
+        table = TenantTable.from_text(text)
+    except InvalidArgument:
+        return
+    assert TenantTable.from_text(table.to_text()) == table
+    assert TenantTable.from_message(table.to_message()) == table
+
+
+@given(
+    st.text(max_size=300)
+    | st.from_regex(r"mcs1\.[a-z0-9.]{1,70}\.[0-9]{0,14}\.[0-9a-f]{60,66}", fullmatch=True)
+)
+def test_any_text_is_a_session_token_or_refused(text: str) -> None:
+    try:
+        token = parse_session_token(text)
+    except Unauthenticated:
+        return
+    assert token.text == text
+    assert 0 < token.end_unix_s < 10**12
 
 
 def test_a_table_is_the_same_as_text_and_as_message() -> None:

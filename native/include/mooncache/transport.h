@@ -37,7 +37,7 @@ struct Credentials {
   std::string tenant = "default";
   std::string client_name = "mooncache";
   bool admin = false;
-  uint64_t expires_unix_s = 0;  // of a session token; 0 = the key is good for ever
+  uint64_t expires_unix_s = 0;  // of a session token; 0 = the key has no end
 };
 
 // From the one line of a token file: the cluster token "mcc1.<64 hex digits>" acts for the tenant "default",
