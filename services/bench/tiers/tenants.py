@@ -7,6 +7,7 @@ with shares, and on a node without any, for comparison. The order of requests is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 import time
@@ -18,9 +19,12 @@ from typing import Final
 
 import mooncache
 from mooncache.auth import load_cluster_token, session_token
+from mooncache.client.master_link import MasterLink
+from mooncache.client.options import ClientOptions
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.reporting.rows import Row, bar_row
+from mooncache.runtime.clock import SystemClock
 
 _AT_LEAST: Final = 0.97
 _BLOCK_BYTES: Final = 64 << 10
@@ -109,10 +113,15 @@ def _popular(count: int) -> tuple[range, list[float]]:
 
 def _reserve(folder: Path, name: str) -> None:
     """Give a tenant its share, through the master."""
-    from mooncache.cli.common import Where
-
+    options = ClientOptions.gather(state_dir=str(folder))
     limits = common_pb2.TenantLimits(tenant=name, memory_share_bytes=_SHARE_BLOCKS * _BLOCK_BYTES)
     request = master_pb2.SetTenantRequest(limits=limits)
-    Where(state_dir=folder).ask_master(
-        lambda link: link.call("SetTenant", request, master_pb2.SetTenantResponse, 10.0)
-    )
+
+    async def ask() -> None:
+        link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
+        try:
+            await link.call("SetTenant", request, master_pb2.SetTenantResponse, 10.0)
+        finally:
+            await link.close()
+
+    asyncio.run(ask())

@@ -11,7 +11,7 @@ namespace mooncache::store::disk {
 
 namespace {
 
-constexpr uint64_t kPieceBytes = 1 << 20;
+constexpr uint64_t kOverwriteBytes = 1 << 20;
 
 bool move_all(int fd, std::byte* bytes, uint64_t size, uint64_t offset, bool write) {
   while (size > 0) {
@@ -67,9 +67,9 @@ bool Device::overwrite(Location at, uint64_t bytes) {
   const std::lock_guard lock(purge_mutex_);
   const uint64_t begin = segment_offset(at.segment) + uint64_t{at.unit} * kUnitBytes;
   const uint64_t end = begin + bytes;
-  const AlignedMemory memory(kPieceBytes);
-  for (uint64_t from = begin / kPageBytes * kPageBytes; from < end; from += kPieceBytes) {
-    const uint64_t length = std::min(kPieceBytes, round_up(end, kPageBytes) - from);
+  const AlignedMemory memory(kOverwriteBytes);
+  for (uint64_t from = begin / kPageBytes * kPageBytes; from < end; from += kOverwriteBytes) {
+    const uint64_t length = std::min(kOverwriteBytes, round_up(end, kPageBytes) - from);
     const bool whole = from >= begin && from + length <= end;
     if (!whole && !move_all(file_.fd(), memory.data(), length, from, false)) return false;
     const uint64_t first = std::max(from, begin) - from;
