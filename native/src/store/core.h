@@ -2,8 +2,8 @@
 //
 // Lock order: reserve_gate (shared by reserve, exclusive by check) -> one shard mutex (check takes all, in
 // ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor, the sample of
-// blocks (unlimited.h), the index of a disk. No leaf is taken under another leaf, and outside check() no
-// thread holds two shards. The space callback runs without locks.
+// blocks (unlimited.h), the index of a disk. No leaf is taken under another leaf (but the tenants under a
+// disk's index), and outside check() no thread holds two shards. The space callback runs without locks.
 #pragma once
 
 #include <atomic>
@@ -205,7 +205,8 @@ struct Store::Core {
   void purge_records(TenantId tenant, std::span<const Key> keys, Purged& done);
   void take_cold_of_loser(ColdLimits& limits, std::vector<store::disk::ColdBlock>& out);
   void expire_blocks(uint64_t now_ms, uint32_t max_slots);
-  uint64_t expiry_cursor = 0;
+  std::mutex tend_mutex;
+  uint64_t expiry_cursor = 0;  // guarded by tend_mutex
 
   // --- checking (check.cpp); everything is locked ---
   struct Census;

@@ -51,7 +51,6 @@ void Store::Core::take_cold_of_loser(ColdLimits& limits, std::vector<store::disk
   }
 }
 
-// One caller at a time.
 void Store::Core::expire_blocks(uint64_t now_ms, uint32_t max_slots) {
   if (!tenants.any_ttl()) return;
   auto number = static_cast<uint32_t>(expiry_cursor >> 32);
@@ -79,6 +78,7 @@ void Store::Core::expire_blocks(uint64_t now_ms, uint32_t max_slots) {
 }
 
 void Store::tend_tenants(uint64_t now_ms, uint32_t max_slots) {
+  const std::lock_guard lock(core_->tend_mutex);
   core_->tenants.pass_time(now_ms, core_->tier ? core_->tier->uses() : std::vector<DiskUse>{});
   core_->expire_blocks(now_ms, max_slots);
 }

@@ -309,7 +309,7 @@ class Device {
   uint64_t chunk_bytes_ = 0;
 
   std::mutex purge_mutex_;
-  mutable std::mutex mutex_;  // leaf: no other lock is taken under it
+  mutable std::mutex mutex_;  // no lock is taken under it but that of tenants' limits (Memory::claim)
   DiskIndex index_;
   std::unordered_map<uint32_t, std::shared_ptr<Fetch>> fetches_;  // by entry
   std::unordered_map<uint32_t, uint64_t> pins_;                   // by entry: until when
