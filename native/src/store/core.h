@@ -140,6 +140,7 @@ struct Store::Core {
   bool evict_tail(Shard& shard, Queue queue, Pressure& pressure);
   bool evict_of_tenant(TenantId tenant, Pressure& pressure);
   bool evict_by_share(Pressure& pressure);
+  bool evict_in_shard(Shard& shard, Pressure& pressure);
   bool clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space);
   void evict_entry(Shard& shard, uint32_t entry, Pressure& pressure);
   void expire_all_retention(uint64_t now_ms);

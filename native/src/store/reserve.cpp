@@ -218,6 +218,18 @@ Code Store::Core::charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressu
   return Code::kQuotaExceeded;
 }
 
+// A block of this shard, of a tenant over its share when there are shares.
+bool Store::Core::evict_in_shard(Shard& shard, Pressure& pressure) {
+  if (tenants.any_share()) {
+    for (const auto& [tenant, list] : shard.tenant_lists) {
+      if (!tenants.is_over(tenant)) continue;
+      evict_entry(shard, list.tail, pressure);
+      return true;
+    }
+  }
+  return evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure);
+}
+
 // All slots of the key's shard may be in use although bytes are free: then the shard's own coldest goes.
 Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,
                                            Pressure& pressure) {
@@ -226,10 +238,8 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   const Lock lock(shard.mutex);
   if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
   uint32_t index = shard.entries.allocate();
-  if (index == kNone && pressure.victims_left > 0 &&
-      (evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure))) {
+  if (index == kNone && pressure.victims_left > 0 && evict_in_shard(shard, pressure))
     index = shard.entries.allocate();
-  }
   if (index == kNone) return {Code::kNoSpace, "no free slot: blocks are smaller than expected_block_bytes"};
   if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
   BlockEntry& entry = shard.entries[index];

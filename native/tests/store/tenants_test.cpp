@@ -94,6 +94,22 @@ TEST(Tenants, WhoIsFurthestOverItsShareLosesFirst) {
   EXPECT_SOUND(*store);
 }
 
+TEST(Tenants, AShareHoldsWhereSlotsRunOutBeforeBytes) {
+  StoreConfig config = small_config(1 << 20);
+  config.expected_block_bytes = 4096;
+  auto store = open_store(config);
+  store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 40}});
+  for (uint64_t number = 0; number < 40; ++number)
+    ASSERT_EQ(put(*store, number, kBlock, 0, kSmall), Code::kOk);
+  uint64_t stored = 0;
+  for (uint64_t number = 1000; number < 6000; ++number)
+    stored += put(*store, number, kBlock, 0, kGreedy) == Code::kOk ? 1 : 0;
+  EXPECT_EQ(stored, 5000u);
+  EXPECT_GT(use_of(*store, kGreedy).evicted_blocks, 1000u) << "there were not that many slots";
+  EXPECT_EQ(count_present(*store, 0, 40, kSmall), 40u);
+  EXPECT_SOUND(*store);
+}
+
 TEST(Tenants, APinnedBlockOfTheLoserIsPassedOver) {
   auto store = open_store(small_config(kBlock * 20));
   store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 5}});
