@@ -224,7 +224,17 @@ class StoreServer:
 
     def set_draining(self, draining: bool) -> None: ...
 
-    def set_quota(self, tenant: str, bytes: int) -> None: ...
+    def set_limits(self, tenant: str, *, memory_quota_bytes: int = 0, memory_share_bytes: int = 0, disk_quota_bytes: int = 0, disk_share_bytes: int = 0, bytes_per_s: int = 0, ttl_ms: int = 0) -> None: ...
+
+    def tend_tenants(self, max_slots: int) -> dict[int, dict[str, int]]:
+        """
+        Counts what tenants have held since the last call and ends blocks that are too old. Figures by tenant id; 0: of all that are not remembered.
+        """
+
+    def purge(self, tenant_id: int, cursor: int) -> dict[str, int]:
+        """
+        Overwrites a page of a tenant's blocks; next_cursor 0: it was the last one.
+        """
 
     def remove(self, tenant_id: int, keys: object, reason: int, force: bool = False) -> list[int]: ...
 

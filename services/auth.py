@@ -6,6 +6,10 @@ tenant means a new cluster token. Neither token is ever put into a message, a lo
 
     cluster token   mcc1.<64 hex: the secret>           acts as tenant "default" with admin rights
     tenant token    mct1.<tenant>.<64 hex: tenant key>  acts as that tenant
+    session token   mcs1.<tenant>.<end>.<64 hex>        acts as that tenant at the data ports of nodes, until the end
+
+A session token is made for one tenant's requests by the gateway; engines show it to the nodes. It is derived from the
+tenant's key and its end (seconds of Unix time), so nodes keep no list of them either. It opens no control port.
 """
 
 from __future__ import annotations
@@ -25,13 +29,17 @@ DEFAULT_TENANT: Final = "default"
 SECRET_BYTES: Final = 32
 _CLUSTER: Final = re.compile(r"mcc1\.([0-9a-f]{64})")
 _TENANT: Final = re.compile(r"mct1\.([a-z0-9][a-z0-9_.-]{0,62})\.([0-9a-f]{64})")
+_SESSION: Final = re.compile(r"mcs1\.([a-z0-9][a-z0-9_.-]{0,62})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})")
 _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _DERIVE_PREFIX: Final = b"mooncache tenant v1\0"
+_SESSION_PREFIX: Final = b"mooncache session v1\0"
 _SALT_PREFIX: Final = b"mooncache cache salt v1\0"
 _ENGINE_PREFIX: Final = b"mooncache engine key v1\0"
 _METRICS_PREFIX: Final = b"mooncache metrics key v1\0"
 _FILE_BYTES_MAX: Final = 4096
 _TOKEN_CHARS_MAX: Final = 256
+SESSION_S: Final = 900
+"""A session token is good for so long at least, and for twice as long at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,20 @@ class Token:
     def tenant_key(self) -> bytes:
         """Key that proves the tenant on the data plane."""
         return derive_tenant_key(self.key, self.tenant) if self.admin else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class SessionToken:
+    """A session token taken apart. `end_unix_s`: it is no longer good from then on."""
+
+    tenant: str
+    end_unix_s: int
+    key: bytes = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The token as it is passed on. Keep it out of logs."""
+        return f"mcs1.{self.tenant}.{self.end_unix_s}.{self.key.hex()}"
 
 
 def keyed_hash(key: bytes, data: bytes) -> bytes:
@@ -101,6 +123,26 @@ def tenant_token(cluster: Token, tenant: str) -> Token:
     if not cluster.admin:
         raise InvalidArgument("Tenant tokens are made from the cluster token; this is a tenant token.")
     return Token(tenant, admin=False, key=derive_tenant_key(cluster.key, tenant))
+
+
+def session_token(cluster: Token, tenant: str, now_unix_s: float) -> SessionToken:
+    """A session token of a tenant. All that are made within SESSION_S are equal, so that sessions can be shared.
+
+    Raises InvalidArgument for a wrong name or a token that is not the cluster's.
+    """
+    end = (int(now_unix_s) // SESSION_S + 2) * SESSION_S
+    key = keyed_hash(tenant_token(cluster, tenant).key, _SESSION_PREFIX + end.to_bytes(8, "little"))
+    return SessionToken(tenant, end, key)
+
+
+def parse_session_token(text: str) -> SessionToken:
+    """Take a session token apart; the text itself never appears in the error. Raises Unauthenticated."""
+    match = _SESSION.fullmatch(text) if len(text) <= _TOKEN_CHARS_MAX else None
+    if match is None:
+        raise Unauthenticated(
+            "The text is no session token; it has the form mcs1.<tenant>.<end>.<64 hex digits>."
+        )
+    return SessionToken(match[1], int(match[2]), bytes.fromhex(match[3]))
 
 
 def cache_salt(cluster: Token, tenant: str, client_salt: str = "") -> str:

@@ -108,6 +108,7 @@ ClientConfig to_config(const nb::dict& from) {
   take_secret(from, config.credentials, known);
   take(from, "tenant", config.credentials.tenant, known);
   take(from, "admin", config.credentials.admin, known);
+  take(from, "session_end_unix_s", config.credentials.expires_unix_s, known);
   take(from, "client_name", config.credentials.client_name, known);
   take(from, "host_id", config.host_id, known);
   take(from, "tls", config.tls.enabled, known);

@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -329,8 +330,65 @@ nb::typed<nb::tuple, uint64_t, nb::bytes> snapshot(StoreServer& server, uint64_t
   return nb::make_tuple(page.next_cursor, to_bytes(page.records));
 }
 
-void set_quota(StoreServer& server, const std::string& tenant, uint64_t bytes) {
-  check(without_gil([&] { return server.set_quota(tenant, bytes); }));
+void set_limits(StoreServer& server, const std::string& tenant, uint64_t memory_quota_bytes,
+                uint64_t memory_share_bytes, uint64_t disk_quota_bytes, uint64_t disk_share_bytes,
+                uint64_t bytes_per_s, uint64_t ttl_ms) {
+  const TenantLimits limits{
+      {memory_quota_bytes, memory_share_bytes}, {disk_quota_bytes, disk_share_bytes}, bytes_per_s, ttl_ms};
+  check(without_gil([&] { return server.set_limits(tenant, limits); }));
+}
+
+constexpr std::pair<const char*, uint64_t TenantUsage::*> kFigures[] = {
+    {"bytes", &TenantUsage::bytes},
+    {"blocks", &TenantUsage::blocks},
+    {"disk_bytes", &TenantUsage::disk_bytes},
+    {"disk_blocks", &TenantUsage::disk_blocks},
+    {"hits", &TenantUsage::hits},
+    {"hit_bytes", &TenantUsage::hit_bytes},
+    {"misses", &TenantUsage::misses},
+    {"stored_blocks", &TenantUsage::stored_blocks},
+    {"stored_bytes", &TenantUsage::stored_bytes},
+    {"evicted_blocks", &TenantUsage::evicted_blocks},
+    {"evicted_bytes", &TenantUsage::evicted_bytes},
+    {"down_blocks", &TenantUsage::down_blocks},
+    {"down_bytes", &TenantUsage::down_bytes},
+    {"up_blocks", &TenantUsage::up_blocks},
+    {"up_bytes", &TenantUsage::up_bytes},
+    {"refused", &TenantUsage::refused},
+    {"throttled", &TenantUsage::throttled},
+    {"expired_blocks", &TenantUsage::expired_blocks},
+    {"byte_ms", &TenantUsage::byte_ms},
+    {"disk_byte_ms", &TenantUsage::disk_byte_ms},
+};
+
+std::map<std::string, uint64_t> figures_of(const TenantUsage& use) {
+  std::map<std::string, uint64_t> figures;
+  for (const auto& [name, figure] : kFigures) figures.emplace(name, use.*figure);
+  return figures;
+}
+
+// By tenant id. 0, which no name has: the sums of tenants that are not remembered one by one.
+std::map<TenantId, std::map<std::string, uint64_t>> tend_tenants(StoreServer& server, uint32_t max_slots) {
+  std::map<TenantId, std::map<std::string, uint64_t>> all;
+  without_gil([&] {
+    server.store().tend_tenants(StoreServer::now_ms(), max_slots);
+    for (const TenantUsage& use : server.store().tenants()) all.emplace(use.tenant, figures_of(use));
+    all.emplace(0, figures_of(server.store().other_tenants()));
+    return 0;
+  });
+  return all;
+}
+
+std::map<std::string, uint64_t> purge(StoreServer& server, TenantId tenant, uint64_t cursor) {
+  const Purged done = without_gil([&] { return server.store().purge(tenant, cursor); });
+  return {{"next_cursor", done.next_cursor},
+          {"blocks", done.blocks},
+          {"bytes", done.bytes},
+          {"held_blocks", done.held_blocks},
+          {"held_bytes", done.held_bytes},
+          {"disk_blocks", done.disk_blocks},
+          {"disk_bytes", done.disk_bytes},
+          {"failed_blocks", done.failed_blocks}};
 }
 
 std::vector<Key> parse_keys(const BufferView& view) {
@@ -412,7 +470,14 @@ void bind_store(nb::module_& m) {
             without_gil([&] { server.store().set_draining(draining); });
           },
           "draining"_a)
-      .def("set_quota", &set_quota, "tenant"_a, "bytes"_a)
+      .def("set_limits", &set_limits, "tenant"_a, nb::kw_only(), "memory_quota_bytes"_a = 0,
+           "memory_share_bytes"_a = 0, "disk_quota_bytes"_a = 0, "disk_share_bytes"_a = 0,
+           "bytes_per_s"_a = 0, "ttl_ms"_a = 0)
+      .def("tend_tenants", &tend_tenants, "max_slots"_a,
+           "Counts what tenants have held since the last call and ends blocks that are too old. Figures by "
+           "tenant id; 0: of all that are not remembered.")
+      .def("purge", &purge, "tenant_id"_a, "cursor"_a,
+           "Overwrites a page of a tenant's blocks; next_cursor 0: it was the last one.")
       .def("remove", &remove, "tenant_id"_a, "keys"_a, "reason"_a, "force"_a = false)
       .def("pin", &pin, "tenant_id"_a, "keys"_a, "ttl_ms"_a)
       .def("unpin", &unpin, "tenant_id"_a, "keys"_a)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, instances, local, node, services, tls, top, topology, trace
+from mooncache.cli import cluster, data, instances, local, node, services, tenant, tls, top, topology, trace
 from mooncache.cli import up as up_and_down
 from mooncache.cli.doctor import doctor
 from mooncache.cli.plan import plan
@@ -93,6 +93,14 @@ def build(chosen: str = "") -> App:
     engine_verbs: Commands = {"drain": instances.drain, "undrain": instances.undrain, "role": instances.role}
     app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, **engine_verbs))
     app.command(_folder("node", "Start a store node again.", CLUSTER, restart=node.restart))
+    tenant_verbs: Commands = {
+        "ls": tenant.ls,
+        "set": tenant.set_limits,
+        "purge": tenant.purge,
+        "check": tenant.check,
+    }
+    text = "What tenants hold in the pool, what they may have, and their end."
+    app.command(_folder("tenant", text, CLUSTER, **tenant_verbs))
     app.command(why, group=CLUSTER)
     doctor_app = _folder("doctor", "Say what is wrong and how to fix it.", CLUSTER, rdma=topology.doctor_rdma)
     doctor_app.default(doctor)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar, Unpack
 
 from mooncache import _native
+from mooncache.auth import parse_session_token
 from mooncache.client import results as res
 from mooncache.client.background_loop import wait_for
 from mooncache.client.buffers import Buffer
@@ -20,6 +23,7 @@ from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
 from mooncache.client.limits import PREFETCH_BYTES
+from mooncache.client.map_fan import MapFan
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation, AsyncReservationBatch
@@ -51,6 +55,28 @@ class AsyncClient:
             default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
         )
+        self._maps = MapFan(self._engine)
+        self._owns_pool = True
+
+    def for_tenant(self, session_token: str) -> Self:
+        """A client that acts for a tenant, as `Client.for_tenant`; it uses this one's threads."""
+        session, control = parse_session_token(session_token), self._control
+
+        def locate(keys: bytes, timeout_s: float) -> bytes:
+            assert control is not None
+            return wait_for(control.locate(keys, timeout_s, session.tenant), self._loop, timeout_s)
+
+        other = copy.copy(self)
+        other._options = dataclasses.replace(self._options, tenant=session.tenant, key=session.key)
+        other._control, other._owns_pool = None, False
+        other._engine = ClientCore(
+            new_native(self._options, session),
+            default_timeout_s=self._options.timeout_s,
+            default_replicas=self._options.replicas,
+            locate=locate if control is not None else None,
+        )
+        self._maps.add(other._engine)
+        return other
 
     @classmethod
     async def connect(
@@ -73,9 +99,9 @@ class AsyncClient:
 
     async def _start(self) -> None:
         if not self._options.targets:
-            self._engine.apply_view(self._options.static_view())
+            self._maps.apply(self._options.static_view())
             return
-        self._control = Control(self._options, self._engine.apply_view)
+        self._control = Control(self._options, self._maps.apply)
         await self._control.start()
 
     def _locate(self, keys: bytes, timeout_s: float) -> bytes:
@@ -368,7 +394,8 @@ class AsyncClient:
             control, self._control = self._control, None
             await control.close()
         self._engine.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._owns_pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def __aenter__(self) -> Self:
         return self

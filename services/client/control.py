@@ -35,11 +35,11 @@ class Control:
         await keeper.fetch(self._options.connect_timeout_s)
         self._task = asyncio.create_task(keeper.run(), name="mooncache-map")
 
-    async def locate(self, keys: bytes, timeout_s: float) -> bytes:
-        """Which nodes hold the keys, packed as the native core wants it."""
+    async def locate(self, keys: bytes, timeout_s: float, tenant: str = "") -> bytes:
+        """Which nodes hold the keys, packed as the native core wants it. Only the cluster token may name a tenant."""
         assert self._link is not None
         limit_s = min(timeout_s, 2 * _LOCATE_ATTEMPT_S)
-        request = master_pb2.LocateRequest(keys=keys)
+        request = master_pb2.LocateRequest(keys=keys, tenant=tenant)
         response = await self._link.call(
             "Locate", request, master_pb2.LocateResponse, limit_s, attempt_s=_LOCATE_ATTEMPT_S
         )

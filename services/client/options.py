@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
-from mooncache.auth import parse_token, read_private_file, tenant_token
+from mooncache.auth import SessionToken, parse_token, read_private_file, tenant_token
 from mooncache.client.host import host_id
 from mooncache.client.limits import check_timeout
 from mooncache.client.master_link import parse_targets
@@ -252,13 +252,14 @@ def _credentials(
     return parsed.text, parsed.tenant_key, parsed.tenant
 
 
-def new_native(options: ClientOptions) -> NativeClient:
-    """The native client core for these options."""
+def new_native(options: ClientOptions, session: SessionToken | None = None) -> NativeClient:
+    """The native client core for these options; with a session token its sessions at nodes act for that tenant."""
     from mooncache import _native
 
     config: dict[str, object] = {
-        "key": options.key,
-        "tenant": options.tenant,
+        "key": session.key if session else options.key,
+        "tenant": session.tenant if session else options.tenant,
+        "session_end_unix_s": session.end_unix_s if session else 0,
         "admin": False,
         "host_id": options.host_id,
         "client_name": options.client_name,

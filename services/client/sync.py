@@ -6,10 +6,13 @@ fresh. Every call has a deadline. A miss is not an error: single gets answer Non
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from mooncache.auth import parse_session_token
 from mooncache.client import results as res
 from mooncache.client.background_loop import background_loop, wait_for
 from mooncache.client.buffers import Buffer
@@ -17,6 +20,7 @@ from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
 from mooncache.client.limits import PREFETCH_BYTES
+from mooncache.client.map_fan import MapFan
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation, ReservationBatch
@@ -65,11 +69,12 @@ class Client:
             default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
         )
+        self._maps = MapFan(self._engine)
         if not options.targets:
-            self._engine.apply_view(options.static_view())
+            self._maps.apply(options.static_view())
             return
         self._loop = background_loop()
-        self._control = Control(options, self._engine.apply_view)
+        self._control = Control(options, self._maps.apply)
         try:
             wait_for(self._control.start(), self._loop, options.connect_timeout_s)
         except BaseException:
@@ -79,6 +84,34 @@ class Client:
     def _locate(self, keys: bytes, timeout_s: float) -> bytes:
         assert self._control is not None
         return wait_for(self._control.locate(keys, timeout_s), self._loop, timeout_s)
+
+    def for_tenant(self, session_token: str) -> Self:
+        """A client whose sessions at nodes act for the tenant of a session token (`mcs1.…`), until that ends.
+
+        It shares this client's cluster map, and is closed on its own. It sees that tenant's blocks only.
+
+        Raises:
+            Unauthenticated: the text is no session token. Nodes refuse one that has expired or that is not theirs.
+        """
+        session, control = parse_session_token(session_token), self._control
+        loop = self._loop if control is not None else None
+
+        def locate(keys: bytes, timeout_s: float) -> bytes:
+            assert control is not None
+            assert loop is not None
+            return wait_for(control.locate(keys, timeout_s, session.tenant), loop, timeout_s)
+
+        other = copy.copy(self)
+        other._options = dataclasses.replace(self._options, tenant=session.tenant, key=session.key)
+        other._control = None
+        other._engine = ClientCore(
+            new_native(self._options, session),
+            default_timeout_s=self._options.timeout_s,
+            default_replicas=self._options.replicas,
+            locate=locate if control is not None else None,
+        )
+        self._maps.add(other._engine)
+        return other
 
     # --- put -------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from mooncache import errors
+from mooncache.auth import check_tenant_name
 from mooncache.client.keys import KEY_BYTES, count_keys
 from mooncache.conductor.config import (
     EXCLUDED_MAX,
@@ -126,6 +127,11 @@ def load_of(load: pb.InstanceLoad) -> InstanceLoad:
     )
 
 
+def pool_tenant_of(name: str) -> str:
+    """A tenant's name, or "" for the engines' own. Raises InvalidArgument."""
+    return check_tenant_name(name) if name else ""
+
+
 def scheduling_request_of(request: pb.ScheduleRequest) -> SchedulingRequest:
     """The request to schedule. Raises InvalidArgument or TooLarge."""
     count = count_keys(request.keys, KEYS_MAX)
@@ -160,6 +166,7 @@ def scheduling_request_of(request: pb.ScheduleRequest) -> SchedulingRequest:
         no_prefill=request.no_prefill,
         session=request.session[:NAME_CHARS_MAX],
         priority=request.priority,
+        pool_tenant=pool_tenant_of(request.pool_tenant),
     )
 
 

@@ -103,6 +103,8 @@ class StoreNodeSection(Section):
     """Ask for huge pages: those of the host's pool (vm.nr_hugepages), else transparent ones where they are allowed."""
     prefault: bool = True
     """Touch the whole arena before the first block; otherwise the first write to each page pays for it."""
+    tenants_file: OptionalPath = None
+    """JSON file with what tenants may have, read again when it changes; empty means tenants.json in state_dir."""
     keep_memory: bool = False
     """Keep blocks in memory for the next start of this node, also after kill -9; needs capacity_bytes."""
     holder_path: OptionalPath = None

@@ -100,6 +100,8 @@ class GatewaySection(Section):
     """Origins that browsers may call from; "*" for all, empty for none."""
     public_prefix_enabled: bool = False
     """Let requests share the cache of leading messages that they declare public across tenants."""
+    tenant_sessions_enabled: bool = True
+    """Have engines keep each tenant's blocks under that tenant at the store nodes. A shared public prefix is not."""
     capture_file: OptionalPath = None
     """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
     capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)

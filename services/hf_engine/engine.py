@@ -232,6 +232,7 @@ class Engine:
             node=sequence.hint.store_node if awaited else "",
             limit_s=limit_s,
             with_places=self.weighing is not None,
+            session_token=sequence.hint.session_token,
         )
         self.pool.lookups.ask(question)
 
@@ -435,7 +436,13 @@ class Engine:
         keys, blocks = zip(*pairs, strict=True)
         hint = sequence.hint
         return TransferJob(
-            name, keys, blocks, sequence.trace, node=hint.store_node, is_awaited=hint.is_awaited
+            name,
+            keys,
+            blocks,
+            sequence.trace,
+            node=hint.store_node,
+            is_awaited=hint.is_awaited,
+            session_token=hint.session_token,
         )
 
     def _chose(self, sequence: Sequence, chosen: SampledToken, now_s: float) -> None:

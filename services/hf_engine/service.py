@@ -132,7 +132,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
             changed=engine.changed,
             on_failure=lambda call, code: metrics.pool_errors.labels(call, code).inc(),
         )
-        client_figures = ClientCollector("mooncache_hf_", lambda: pool.link.connection)
+        client_figures = ClientCollector("mooncache_hf_", lambda: pool.link)
         metrics.registry.registry.register(client_figures)
     log.info(
         Event.HF_MODEL_LOADED,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ class RegisteredMemory:
         self._memory = memory
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._registered: list[Registered] = []
+        self._registered: list[tuple[weakref.ref[PoolClient], Registered]] = []
         self._closed = False
 
     def __call__(self, client: PoolClient) -> None:
@@ -64,6 +65,7 @@ class RegisteredMemory:
         buffers = self._memory.buffers()
         if not buffers or not self._bytes_max:
             return
+        self._drop_gone()
         size_bytes, begun_s = sum(buffer.nbytes for buffer in buffers), time.monotonic()
         why = ""
         if size_bytes > self._bytes_max:
@@ -71,7 +73,7 @@ class RegisteredMemory:
         else:
             why = self._register(client, buffers)
         if why:
-            self._release()
+            self._release(client)
             _log.info(Event.CONNECTOR_STAGED, reason=why, bytes=size_bytes)
         else:
             seconds = round(time.monotonic() - begun_s, 3)
@@ -86,16 +88,23 @@ class RegisteredMemory:
                     if self._closed:
                         made.close()
                         return "the engine ends"
-                    self._registered.append(made)
+                    self._registered.append((weakref.ref(client), made))
                 made.attach()
             except Exception as error:  # noqa: BLE001  (whatever is wrong with devices, the engine serves)
                 return str(error)
         return ""
 
-    def _release(self) -> None:
+    def _drop_gone(self) -> None:
+        """Forget what clients of tenants had that were closed since."""
         with self._lock:
-            registered, self._registered = self._registered, []
-        for one in registered:
+            self._registered = [known for known in self._registered if known[0]() is not None]
+
+    def _release(self, client: PoolClient | None = None) -> None:
+        """Give back what a client has registered; without one, what all have."""
+        with self._lock:
+            over = [known for known in self._registered if client is None or known[0]() is client]
+            self._registered = [known for known in self._registered if known not in over]
+        for _, one in over:
             with contextlib.suppress(Closed):
                 one.close()
 

@@ -53,6 +53,7 @@ class _StepSave:
 
     started_s: float
     node: str
+    session_token: str = field(default="", repr=False)
     saves: list[_JobSave] = field(default_factory=list)
     unfinished: set[str] = field(default_factory=set)
     deadline_s: float = 0.0
@@ -158,14 +159,15 @@ class LayerSaver:
         self._thread.join(timeout_s)
 
     def _enter(self, jobs: Sequence[TransferJob]) -> list[_StepSave]:
-        """The steps that these jobs belong to: one for the new ones of each node. What has no room has none."""
-        new: dict[str, _StepSave] = {}
+        """The steps that these jobs belong to: one for the new ones of each node and tenant; none without room."""
+        new: dict[tuple[str, str], _StepSave] = {}
         for job in jobs:
             if self._closed or job.name in self._open:
                 continue
             size = len(job.blocks) * self._memory.block_bytes
             if self._bytes + size <= self._queue_bytes_max:
-                step = new.setdefault(job.node, _StepSave(time.monotonic(), job.node))
+                whose = job.node, job.session_token
+                step = new.setdefault(whose, _StepSave(time.monotonic(), *whose))
                 step.saves.append(_JobSave(job, size))
                 step.unfinished.add(job.name)
                 self._open[job.name] = step
@@ -222,7 +224,7 @@ class LayerSaver:
             return
         step.begun = True
         step.open_all(step.blocks())
-        client = self._link.client()
+        client = self._link.client(step.session_token)
         if client is None:
             step.lose(step.open, MoveFailure.ABSENT)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import cache
 from typing import Any, Final, NamedTuple, Self
@@ -69,6 +69,8 @@ class LegHint:
     request_id: str = ""  # for logs
     decision_id: str = ""  # of the plan; the worker's report of a leg names it
     expected_ms: int = 0  # how long the wait is expected to last; 0: not said
+    # Whose blocks these are, for the pool's nodes; empty: the engine's own tenant.
+    session_token: str = field(default="", repr=False)
 
     @property
     def wait_s(self) -> float:
@@ -160,7 +162,7 @@ def _known(cls: type, params: object) -> dict[str, Any]:
 @cache
 def _kinds(cls: type) -> dict[str, object]:
     """The types of the fields, by name."""
-    return {field.name: field.type for field in fields(cls)}
+    return {each.name: each.type for each in fields(cls)}
 
 
 def _places(value: object) -> tuple[LoadedFrom, ...]:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mooncache.client.keys import KEY_BYTES
@@ -65,6 +65,9 @@ class LookupRequest:
     node: str = ""  # where the awaited blocks will be, when that is known
     limit_s: float = TIMEOUT_S  # for the pool's answer: asking may not cost more than it can save
     with_places: bool = False  # whether to say where blocks lie
+    session_token: str = field(
+        default="", repr=False
+    )  # whose blocks are meant; empty: the engine's own tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ class Lookups:
         with self._lock:
             if self._open.get(waiting.question.name) is not waiting:
                 return
-        client = self._link.client()
+        client = self._link.client(waiting.question.session_token)
         if client is None:
             self._no_answer(waiting, LookupOutcome.ABSENT)
             return
@@ -324,7 +327,10 @@ class Lookups:
         with self._lock:
             if self._open.get(question.name) is waiting:
                 left_s = max(0.0, awaited.deadline_s - time.monotonic())
-                waiting.watch = self._watcher.add(keys, heard, timeout_s=left_s, node=awaited.node)
+                token = question.session_token
+                waiting.watch = self._watcher.add(
+                    keys, heard, timeout_s=left_s, node=awaited.node, session_token=token
+                )
 
     def _no_answer(self, waiting: _Waiting, outcome: LookupOutcome) -> None:
         """The pool did not answer. A question that awaits blocks of a pool that was reached once is asked again after a

@@ -323,7 +323,7 @@ class Mover:
         with self._lock:
             stream.must_look = False
             keys = stream.missing_keys
-        client, present = self._link.client(), None
+        client, present = self._link.client(load.job.session_token), None
         try:
             if client is not None:
                 present = client.exists_many(keys, timeout_s=_LOOK_TIMEOUT_S)
@@ -353,7 +353,7 @@ class Mover:
                 return MoveFailure.CANCELLED
             if time.monotonic() >= due_s:
                 return MoveFailure.TOO_SLOW if _is_cut(due_s, deadline_s) else MoveFailure.TIMEOUT
-            client = self._link.client()
+            client = self._link.client(job.session_token)
             if client is None:
                 return MoveFailure.ABSENT
             stop = min(end, at + blocks)
@@ -406,7 +406,7 @@ class Mover:
                         return
                     save = self._saves.popleft()
             if lost_job is not None:
-                self._link.give_up(lost_job.keys, lost_job.node)
+                self._link.give_up(lost_job.keys, lost_job.node, lost_job.session_token)
                 continue
             stored: list[int] = []
             lost: dict[MoveFailure, int] = {}
@@ -443,7 +443,7 @@ class Mover:
         for at in range(0, len(job.keys), step):
             indices = list(range(at, min(at + step, len(job.keys))))
             left_s = deadline_s - time.monotonic()
-            client = self._link.client()
+            client = self._link.client(job.session_token)
             if client is None or left_s <= 0:
                 reason = MoveFailure.ABSENT if client is None else MoveFailure.TIMEOUT
                 lost[reason] = lost.get(reason, 0) + len(job.keys) - at
@@ -469,7 +469,7 @@ class Mover:
         """Blocks that the job's node will not have, because they are lost or lie at another one: whoever waits there
         looks again."""
         if job.is_awaited:
-            self._link.give_up([job.keys[at] for at in positions], job.node)
+            self._link.give_up([job.keys[at] for at in positions], job.node, job.session_token)
 
     def _save_batch(
         self, client: PoolClient, save: _Save, indices: list[int], timeout_s: float

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mooncache.errors import MooncacheError, UnknownNode
+from mooncache.kvcache.tenant_clients import TenantClients
 from mooncache.runtime.backoff import Backoff, step_s
 from mooncache.runtime.logs import Event, get_logger
 
@@ -98,6 +99,8 @@ class PoolClient(Protocol):
 
     def stats(self) -> dict[str, int]: ...
 
+    def for_tenant(self, session_token: str) -> PoolClient: ...
+
     def close(self) -> None: ...
 
 
@@ -157,22 +160,33 @@ class PoolLink:
         self._prepare = prepare
         self._lock = threading.Lock()
         self._client: PoolClient | None = None
+        self._tenants: TenantClients[PoolClient] = TenantClients(_for_tenant, prepare)
         self._closed = threading.Event()
         self.connected = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mooncache-link", daemon=True)
         self._thread.start()
 
-    def client(self) -> PoolClient | None:
-        """The connected client; None while there is none or the pool is left alone."""
+    def client(self, session_token: str = "") -> PoolClient | None:
+        """The connected client, or the one that acts for the tenant of a session token; None while there is none or the
+        pool is left alone.
+        """
         with self._lock:
             client = self._client
-            return client if client is not None and self._breaker.allows(time.monotonic()) else None
+            if client is None or not self._breaker.allows(time.monotonic()):
+                return None
+        return self._tenants.client(client, session_token) if session_token else client
 
     @property
     def connection(self) -> PoolClient | None:
-        """The connected client, also while the pool is left alone: for its figures."""
+        """The connected client, also while the pool is left alone."""
         with self._lock:
             return self._client
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the connected client and of those for tenants, also while the pool is left alone."""
+        with self._lock:
+            client = self._client
+        return self._tenants.stats(client.stats()) if client is not None else {}
 
     @property
     def usable(self) -> bool:
@@ -202,9 +216,9 @@ class PoolLink:
                 pause_s=self._breaker.pause_s,
             )
 
-    def give_up(self, keys: Sequence[Key], node: str) -> None:
+    def give_up(self, keys: Sequence[Key], node: str, session_token: str = "") -> None:
         """Say at a node, or at all, that these blocks do not come: whoever waits for them looks again and computes."""
-        client = self.client()
+        client = self.client(session_token)
         if client is None or not keys:
             return
         try:
@@ -221,6 +235,7 @@ class PoolLink:
         self._closed.set()
         with self._lock:
             client, self._client = self._client, None
+        self._tenants.close()
         if client is not None:
             with contextlib.suppress(MooncacheError, TimeoutError):
                 client.close()
@@ -246,6 +261,10 @@ class PoolLink:
                     return
             client.close()
             return
+
+
+def _for_tenant(client: PoolClient, session_token: str) -> PoolClient:
+    return client.for_tenant(session_token)
 
 
 def code_name(error: Exception) -> str:

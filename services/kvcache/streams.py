@@ -129,4 +129,5 @@ class Stream:
             timeout_s=max(0.0, self.deadline_s - now_s),
             node=self.awaited.node,
             news_s=NEWS_S,
+            session_token=self._job.session_token,
         )

@@ -76,6 +76,9 @@ class TransferJob:
     await_s: float = 0.0  # for so long
     node: str = ""  # where they will be; of a save: the node that should take them
     is_awaited: bool = False  # of a save: another instance waits for the blocks; its waits for lost ones end
+    session_token: str = field(
+        default="", repr=False
+    )  # whose blocks they are; empty: the engine's own tenant
 
     def blocks_at_once(self, block_bytes: int, bytes_max: int) -> int:
         """How many blocks of a save go to the pool in one call."""

@@ -1,4 +1,4 @@
-"""Waits for blocks at the nodes that will have them: one watch and one thread for all waits of a client.
+"""Waits for blocks at the nodes that will have them: one watch and one thread for all waits of one tenant's client.
 
 Idea: a wait is a parked call that costs nothing while nothing happens. One thread receives what nodes answer, and calls
 functions of the waits, which must not block. A wait ends exactly once, unless it is removed: also without a pool, when
@@ -11,8 +11,8 @@ import heapq
 import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +28,8 @@ SILENCE_S: Final = 0.5
 """So long after its time limit a wait ends without its node."""
 WAIT_MAX_S: Final = 500.0
 """Of one call; nodes know a limit too, and a longer wait goes on with another call."""
+WATCHERS_KEPT: Final = 64
+"""Of tenants; one that waits is kept anyway."""
 _LEFT_MIN_S: Final = 0.001
 _TURN_MAX_S: Final = 1.0
 
@@ -47,12 +49,93 @@ class _Wait:
 
 
 class Watcher:
-    """Waits for blocks over one connection to the pool. Thread-safe; its thread begins with the first wait."""
+    """Waits for blocks of all tenants. Thread-safe; the wait of a session token ends at the client of that token."""
 
     def __init__(self, link: PoolLink) -> None:
         self._link = link
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
         self._numbers = itertools.count(1)
+        self._own = _ClientWatcher(link, self._numbers, "")
+        self._tenants: OrderedDict[str, _ClientWatcher] = OrderedDict()  # longest unused first
+        self._closed = False
+
+    def add(
+        self,
+        keys: bytes,
+        heard: Heard,
+        *,
+        timeout_s: float,
+        node: str = "",
+        news_s: float = 0.0,
+        session_token: str = "",
+    ) -> int:
+        """Wait for these keys at a node, or at any node; returns the wait's number.
+
+        Args:
+            news_s: how often to hear of blocks that came; 0: only the end.
+            session_token: whose blocks they are; empty: the engine's own tenant.
+        """
+        watcher, unused = self._of(session_token)
+        for idle in unused:
+            idle.close()
+        return watcher.add(keys, heard, timeout_s=timeout_s, node=node, news_s=news_s)
+
+    def remove(self, number: int) -> None:
+        """Forget a wait. Its function may be called once more if that has begun."""
+        for watcher in self._all():
+            watcher.remove(number)
+
+    def later(self, pause_s: float, call: Callable[[], None]) -> None:
+        """Call a function on a watcher's thread after a pause, unless it is closed before."""
+        self._own.later(pause_s, call)
+
+    @property
+    def waiting(self) -> int:
+        """Waits that have not ended."""
+        return sum(watcher.waiting for watcher in self._all())
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the threads; what still waits hears nothing."""
+        with self._lock:
+            self._closed = True
+        for watcher in self._all():
+            watcher.close(timeout_s)
+
+    def _all(self) -> list[_ClientWatcher]:
+        with self._lock:
+            return [self._own, *self._tenants.values()]
+
+    def _of(self, session_token: str) -> tuple[_ClientWatcher, list[_ClientWatcher]]:
+        """The watcher of a token, and those that make room for it: nothing waits there."""
+        if not session_token:
+            return self._own, []
+        with self._lock:
+            found = self._tenants.get(session_token)
+            if found is not None:
+                self._tenants.move_to_end(session_token)
+                return found, []
+            found = _ClientWatcher(self._link, self._numbers, session_token)
+            unused: list[_ClientWatcher] = []
+            for token, watcher in list(self._tenants.items()):
+                if len(self._tenants) < WATCHERS_KEPT:
+                    break
+                if not watcher.waiting:
+                    unused.append(self._tenants.pop(token))
+            if self._closed:
+                found.close()
+            else:
+                self._tenants[session_token] = found
+            return found, unused
+
+
+class _ClientWatcher:
+    """Waits for blocks over one client. Thread-safe; its thread begins with the first wait."""
+
+    def __init__(self, link: PoolLink, numbers: Iterator[int], session_token: str) -> None:
+        self._link = link
+        self._session_token = session_token
+        self._lock = threading.Condition()
+        self._numbers = numbers
         self._waits: dict[int, _Wait] = {}
         self._new: deque[int] = deque()
         self._removed: deque[int] = deque()
@@ -62,12 +145,8 @@ class Watcher:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def add(self, keys: bytes, heard: Heard, *, timeout_s: float, node: str = "", news_s: float = 0.0) -> int:
-        """Wait for these keys at a node, or at any node; returns the wait's number.
-
-        Args:
-            news_s: how often to hear of blocks that came; 0: only the end.
-        """
+    def add(self, keys: bytes, heard: Heard, *, timeout_s: float, node: str, news_s: float) -> int:
+        """As `Watcher.add`."""
         with self._lock:
             number = next(self._numbers)
             self._waits[number] = _Wait(keys, heard, time.monotonic() + timeout_s, node, news_s)
@@ -76,14 +155,14 @@ class Watcher:
         return number
 
     def remove(self, number: int) -> None:
-        """Forget a wait. Its function may be called once more if that has begun."""
+        """As `Watcher.remove`; a number of another watcher is ignored."""
         with self._lock:
             if self._waits.pop(number, None) is not None:
                 self._removed.append(number)
                 self._wake()
 
     def later(self, pause_s: float, call: Callable[[], None]) -> None:
-        """Call a function on the watcher's thread after a pause, unless it is closed before."""
+        """As `Watcher.later`."""
         with self._lock:
             heapq.heappush(self._timers, (time.monotonic() + pause_s, next(self._numbers), call))
             self._wake()
@@ -95,7 +174,7 @@ class Watcher:
             return len(self._waits)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the thread; what still waits hears nothing."""
+        """As `Watcher.close`."""
         with self._lock:
             self._closed = True
             self._waits.clear()
@@ -146,7 +225,7 @@ class Watcher:
         """Register a wait; False when there is no pool."""
         try:
             if self._watch is None:
-                client = self._link.client()
+                client = self._link.client(self._session_token)
                 if client is None:
                     return False
                 watch = client.watch()

@@ -28,6 +28,7 @@ from mooncache.proto.v1 import common_pb2
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.tenant_limits import TenantTable
 
 log = get_logger(__name__)
 
@@ -61,6 +62,7 @@ class MasterState:
         self.trimming = asyncio.Lock()
         self.membership = Membership(limits.membership, limits.placement)
         self.ledger = TenantLedger(tenant_id, limits.tenant_quotas_bytes)
+        self.tenants = TenantTable()  # the newest that is known; nodes keep it
         self._make_index = make_index
         self._map: common_pb2.ClusterMap | None = None
         self._map_changed = asyncio.Event()

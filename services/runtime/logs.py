@@ -44,6 +44,10 @@ class Event(enum.StrEnum):
     COORDINATION_UNREACHABLE = "coordination.unreachable"  # the coordination backend does not answer
     COORDINATION_RECOVERED = "coordination.recovered"  # the coordination backend answers again
     MASTER_TERM_OLDER = "master.term_older"  # a master leads under an older term and is ignored
+    NODE_TENANTS_SET = "node.tenants_set"  # limits of tenants came into force; `version`, `tenants`
+    NODE_TENANTS_NOT_READ = "node.tenants_not_read"  # the file of tenants is wrong; `reason` says why
+    NODE_TENANTS_NOT_KEPT = "node.tenants_not_kept"  # limits are in force, but not in the node's file
+    NODE_TENANT_PURGED = "node.tenant_purged"  # a tenant's blocks were overwritten; `blocks`, `disk_blocks`
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master moved a node to another state
     NODE_DATA_PLANE = "node.data_plane"  # an event of the native server; `what` names it
@@ -105,6 +109,7 @@ class Event(enum.StrEnum):
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `reason` says why
     CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and keeps trying
     CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool
+    CONNECTOR_TENANT_REFUSED = "connector.tenant_refused"  # a session token cannot be used; `reason` says why
     CONNECTOR_IN_PLACE = "connector.in_place"  # RDMA devices use an engine's KV memory where it lies
     CONNECTOR_STAGED = "connector.staged"  # blocks pass through staging memory over RDMA; `reason` says why
     CONNECTOR_POOL_SICK = "connector.pool_sick"  # calls failed; the circuit breaker opens for `pause_s`

@@ -6,7 +6,7 @@ Names are mooncache_store_node_…; units are the end of the name. Counters that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import (
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from mooncache.store_node.metric_help import HELP
 from mooncache.store_node.state import StoreNodeState
+from mooncache.store_node.tenants import largest
 from mooncache.topology.counters import trouble_of
 
 if TYPE_CHECKING:
@@ -83,6 +84,45 @@ _LABELLED: dict[str, tuple[str, str, dict[str, str]]] = {
             "store_evicted_protected": "protected",
             "store_evicted_quota": "quota",
         },
+    ),
+}
+TENANTS_SHOWN = 20
+# family -> (help, kind, {figure: labels})
+_TENANT_FIELDS: dict[
+    str, tuple[str, type[GaugeMetricFamily | CounterMetricFamily], dict[str, dict[str, str]]]
+] = {
+    "bytes": (
+        "Bytes that a tenant holds, by tier.",
+        GaugeMetricFamily,
+        {"bytes": {"tier": "memory"}, "disk_bytes": {"tier": "ssd"}},
+    ),
+    "blocks": (
+        "Blocks that a tenant holds, by tier.",
+        GaugeMetricFamily,
+        {"blocks": {"tier": "memory"}, "disk_blocks": {"tier": "ssd"}},
+    ),
+    "byte_seconds": (
+        "Bytes times seconds that a tenant has held, by tier.",
+        CounterMetricFamily,
+        {"byte_ms": {"tier": "memory"}, "disk_byte_ms": {"tier": "ssd"}},
+    ),
+    "reads": (
+        "Reads of a tenant, by outcome.",
+        CounterMetricFamily,
+        {"hits": {"outcome": "hit"}, "misses": {"outcome": "miss"}, "throttled": {"outcome": "throttled"}},
+    ),
+    "stored_bytes": ("Bytes that a tenant has stored.", CounterMetricFamily, {"stored_bytes": {}}),
+    "evicted_bytes": ("Bytes of a tenant that were evicted.", CounterMetricFamily, {"evicted_bytes": {}}),
+    "moved_bytes": (
+        "Bytes of a tenant that moved between memory and disks.",
+        CounterMetricFamily,
+        {"down_bytes": {"direction": "down"}, "up_bytes": {"direction": "up"}},
+    ),
+    "refused": ("Puts of a tenant that its quota refused.", CounterMetricFamily, {"refused": {}}),
+    "expired_blocks": (
+        "Blocks of a tenant that ended with their TTL.",
+        CounterMetricFamily,
+        {"expired_blocks": {}},
     ),
 }
 _GAUGES = frozenset(
@@ -155,6 +195,8 @@ class NodeCollector(Collector):
         yield from families(stats)
         yield from latency_families(self._core.latency_histograms())
         yield from rail_families(self._core.rails())
+        if self._state.tenants is not None:
+            yield from tenant_families(self._state.tenants.figures)
         yield from self._service()
 
     def _service(self) -> Iterator[Metric]:
@@ -203,6 +245,19 @@ def families(stats: dict[str, int]) -> Iterator[Metric]:
             yield GaugeMetricFamily(f"{_PREFIX}{native}", text, value=number)
         else:
             yield CounterMetricFamily(f"{_PREFIX}{native.removesuffix('_total')}", text, value=number)
+
+
+def tenant_families(figures: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+    """What tenants hold and have done: those that hold most, and the others together."""
+    shown = largest(figures, TENANTS_SHOWN)
+    for name, (text, make, members) in _TENANT_FIELDS.items():
+        labels = list(next(iter(members.values())))
+        family = make(f"{_PREFIX}tenant_{name}", text, labels=["tenant", *labels])
+        for tenant, row in shown.items():
+            for figure, which in members.items():
+                value = row.get(figure, 0) / 1e3 if figure.endswith("byte_ms") else row.get(figure, 0)
+                family.add_metric([tenant, *which.values()], value)
+        yield family
 
 
 def rail_families(

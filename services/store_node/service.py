@@ -38,6 +38,7 @@ from mooncache.store_node.background import (
     release_spares,
     report_blocks,
     tend_kept,
+    tend_tenants,
 )
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
@@ -48,12 +49,16 @@ from mooncache.store_node.ops import (
     copy_blocks,
     drop_blocks,
     get_node_status,
+    get_tenants,
     pin_blocks,
+    purge_tenant,
     set_draining,
+    set_tenants,
     unpin_blocks,
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
 from mooncache.store_node.state import ArenaKind, NodeIdentity, StoreNodeState
+from mooncache.store_node.tenants import NodeTenants
 from mooncache.store_node.write_budget import write_bytes_per_s
 
 if TYPE_CHECKING:
@@ -68,8 +73,12 @@ HANDLERS: dict[str, Handler] = {
     "PinBlocks": pin_blocks.handle,
     "UnpinBlocks": unpin_blocks.handle,
     "SetDraining": set_draining.handle,
+    "SetTenants": set_tenants.handle,
+    "GetTenants": get_tenants.handle,
+    "PurgeTenant": purge_tenant.handle,
     "GetNodeStatus": get_node_status.handle,
 }
+_TENANTS_FILE = "tenants.json"
 _NODE_ID_FILE = "node.id"
 _MESSAGE_RECORDS_MAX = 65_536
 _COPIES_AT_ONCE = 2
@@ -143,10 +152,18 @@ class StoreNodeService(Service):
             link=MasterLink(targets, self._master_channel, clock, rng),
             planner=ReportPlanner(_MESSAGE_RECORDS_MAX * RECORD_BYTES),
             spares=SpareCopies(node.spare_idle_s),
+            tenants=self._tenants(server),
             started_s=clock.now_s(),
         )
         self.metrics.registry.register(NodeCollector(self._state, server))
         return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
+
+    def _tenants(self, server: StoreServer) -> NodeTenants:
+        """The tenants, with the limits that are in the file now."""
+        path = self.config.store_node.tenants_file or self.config.cluster.state_dir / _TENANTS_FILE
+        tenants = NodeTenants(server, path, lambda: round(self.clock.wall_s() * 1e3))
+        tenants.read_file()
+        return tenants
 
     async def _open(self, settings: dict[str, Any]) -> StoreServer:
         """The native server, with the memory that a former process left where this node keeps its own."""
@@ -190,8 +207,10 @@ class StoreNodeService(Service):
             if keeping is not None
             else ()
         )
+        tenants = state.require_tenants()
         return (
             *kept,
+            Duty("tend_tenants", lambda: tend_tenants.run(tenants, self.clock)),
             Duty("keep_membership", lambda: keep_membership.run(state)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
             Duty("release_spares", lambda: release_spares.run(state)),

@@ -15,11 +15,13 @@ from typing import Any, Protocol
 
 from mooncache.client.master_link import MasterLink
 from mooncache.client.terms import Terms
+from mooncache.errors import Unsupported
 from mooncache.proto.v1 import common_pb2, store_node_pb2
 from mooncache.runtime.clock import Clock
 from mooncache.store_node.core.report_planner import ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
 from mooncache.store_node.fence import check_fence
+from mooncache.store_node.tenants import NodeTenants
 
 
 class NodeCore(Protocol):
@@ -95,6 +97,7 @@ class StoreNodeState:
     rng: random.Random
     link: MasterLink | None
     copier: Copier | None = None
+    tenants: NodeTenants | None = None
     planner: ReportPlanner = field(default_factory=ReportPlanner)
     spares: SpareCopies = field(default_factory=SpareCopies)
     membership: NodeMembership = field(default_factory=NodeMembership)
@@ -113,6 +116,12 @@ class StoreNodeState:
     def check_fence(self, fence: store_node_pb2.Fence) -> None:
         """Raises NotLeader or StaleIncarnation for a command that this node must not carry out."""
         check_fence(self.terms, self.identity.incarnation, fence)
+
+    def require_tenants(self) -> NodeTenants:
+        """The tenants of this node. Raises Unsupported for a node without them, as simulations have."""
+        if self.tenants is None:
+            raise Unsupported("This node keeps no table of tenants.")
+        return self.tenants
 
     def set_draining(self, draining: bool) -> None:
         """Refuse new blocks, or take them again."""

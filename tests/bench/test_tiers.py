@@ -16,7 +16,7 @@ from mooncache.reporting.rows import Row
 
 
 def test_every_case_can_be_loaded_and_says_what_it_is() -> None:
-    assert {"raw_io", "memory", "stall", "writes", "start", "working_set", "kept"} == set(
+    assert {"raw_io", "memory", "stall", "writes", "start", "working_set", "kept", "tenants"} == set(
         cases.case_names(folder)
     )
     for name in cases.case_names(folder):

@@ -43,6 +43,7 @@ METHODS = {
     "cluster",
     "exists",
     "exists_many",
+    "for_tenant",
     "get",
     "get_into",
     "get_iov",

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 import mooncache
+from mooncache.auth import SESSION_S, create_cluster_token, parse_session_token
 from mooncache.client.host import host_id
 from mooncache.client.results import NodeView, WatchState
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from mooncache.conductor.shell.pool import TENANTS_KEPT, TenantStoreClients
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.clock import ManualClock
 from tests.conditions import until
 from tests.conductor.support import BLOCK, Conductor, chain, config_at, instance, running
 
@@ -178,3 +181,33 @@ def test_a_pool_that_comes_later_is_found(tmp_path: Path) -> None:
                 assert (await c.schedule("r2", chain("b", 50))).pool_hit_tokens == 10 * BLOCK
 
         asyncio.run(scenario())
+
+
+async def test_the_pool_is_asked_as_the_requests_tenant(tmp_path: Path) -> None:
+    token, clock = create_cluster_token(tmp_path / "token"), ManualClock()
+    made: list[tuple[str, int]] = []
+
+    class Client:
+        closed = 0
+
+        def for_tenant(self, text: str) -> Client:
+            session = parse_session_token(text)
+            made.append((session.tenant, session.end_unix_s))
+            return Client()
+
+        async def close(self) -> None:
+            Client.closed += 1
+
+    parent, clients = Client(), TenantStoreClients(token.text)
+    first = clients.client(parent, "team-a", clock.wall_s())  # type: ignore[arg-type]
+    assert clients.client(parent, "team-a", clock.wall_s()) is first  # type: ignore[arg-type]
+    assert clients.client(parent, "team-b", clock.wall_s()) is not first  # type: ignore[arg-type]
+    later_s = clock.wall_s() + SESSION_S
+    assert clients.client(parent, "team-a", later_s) is not first, "its token ends soon"  # type: ignore[arg-type]
+    assert [name for name, _ in made] == ["team-a", "team-b", "team-a"]
+    assert made[2][1] == made[0][1] + SESSION_S
+    for number in range(TENANTS_KEPT + 5):
+        clients.client(parent, f"t{number}", later_s)  # type: ignore[arg-type]
+    assert len(clients._known) == TENANTS_KEPT
+    await clients.close()
+    assert Client.closed == TENANTS_KEPT

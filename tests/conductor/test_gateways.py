@@ -59,7 +59,7 @@ def test_which_blocks_the_pool_has(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             PoolAnswer(PoolState.TIMEOUT),
         ]
 
-        async def match(keys: bytes) -> PoolAnswer:
+        async def match(keys: bytes, tenant: str = "") -> PoolAnswer:
             asked.append(keys)
             return answers[len(asked) - 1]
 

@@ -211,7 +211,7 @@ def test_the_store_nodes_are_called_and_it_is_counted(
     async def scenario(c: Conductor) -> None:
         calls: list[tuple[int, str]] = []
 
-        async def give_up(keys: bytes, store_node: str = "") -> int:
+        async def give_up(keys: bytes, store_node: str = "", tenant: str = "") -> int:
             calls.append((len(keys) // 32, store_node))
             if len(calls) == 2:
                 raise NodeUnavailable("it is away")
@@ -247,7 +247,7 @@ def test_a_node_that_does_not_answer_holds_nothing_up(
     async def scenario(c: Conductor) -> None:
         begun = asyncio.Event()
 
-        async def give_up(keys: bytes, store_node: str = "") -> int:
+        async def give_up(keys: bytes, store_node: str = "", tenant: str = "") -> int:
             begun.set()
             await asyncio.Event().wait()
             return 0
@@ -272,10 +272,10 @@ def test_blocks_at_other_nodes_end_the_wait_at_this_one(
         calls: list[tuple[int, str]] = []
         blocks = 4
 
-        async def match(keys: bytes) -> PoolAnswer:
+        async def match(keys: bytes, tenant: str = "") -> PoolAnswer:
             return PoolAnswer(PoolState.OK, blocks)
 
-        async def give_up(keys: bytes, store_node: str = "") -> int:
+        async def give_up(keys: bytes, store_node: str = "", tenant: str = "") -> int:
             calls.append((len(keys) // 32, store_node))
             return 1
 

@@ -165,7 +165,7 @@ def test_both_legs_and_why_hear_of_the_node(tmp_path: Path, monkeypatch: pytest.
         await c.register(instance("p", PREFILL, host_id="hp"), instance("d", DECODE, host_id="hd"))
         nodes = by_host([node("n1", "hd")])
 
-        async def match(keys: bytes) -> PoolAnswer:
+        async def match(keys: bytes, tenant: str = "") -> PoolAnswer:
             return PoolAnswer(PoolState.OK, 0, nodes=nodes)
 
         monkeypatch.setattr(c.service.state.pool, "match", match)

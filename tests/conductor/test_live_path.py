@@ -84,7 +84,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
     monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: slow)
     hot, asked = HotPrefixes(1e9), []
 
-    async def order(keys: bytes, copies: int, near: list[str]) -> str:
+    async def order(keys: bytes, copies: int, near: list[str], tenant: str) -> str:
         asked.append(keys)
         raise errors.MasterUnavailable("gone")
 

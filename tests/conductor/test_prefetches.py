@@ -54,7 +54,7 @@ class Pool:
         self.asked: list[bytes] = []
         self.error: Exception | None = None
 
-    async def prefetch(self, keys: bytes, begin_s: float) -> int:
+    async def prefetch(self, keys: bytes, begin_s: float, tenant: str) -> int:
         self.asked.append(keys)
         await self.go.wait()
         if self.error is not None:

@@ -61,6 +61,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/storage.md", "mooncache up --engine none --keep-memory"): Cannot(
         "runs a cluster in the foreground", instead=("tests/store_node/test_kept_memory.py",)
     ),
+    ("docs/operations.md", "mooncache tenant set"): Cannot(
+        "needs a running cluster with a tenant of that name", instead=("tests/store_node/test_tenants.py",)
+    ),
     ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
     ("docs/tutorial.md", "curl http://127.0.0.1:8000"): By(CLUSTER),
     ("docs/tutorial.md", "mooncache why"): By(CLUSTER),

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mooncache.auth import cache_salt
+from mooncache.auth import cache_salt, parse_session_token
 from mooncache.kvcache.keys import content_passport, request_keys
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -82,9 +82,18 @@ async def test_both_legs_carry_the_same_id_salt_and_tokens(
         assert not prefill.requests[0]["stream"]
         assert {prefill.requests[0]["cache_salt"], decode.requests[0]["cache_salt"]} == {salt}
         assert ask_of(prefill.requests[0]).role == "prefill"
-        assert ask_of(decode.requests[0]) == LegHint(
-            role="decode", wait_tokens=complete, wait_ms=1000, request_id="req-1", decision_id="d-1"
+        hint = ask_of(decode.requests[0])
+        assert parse_session_token(hint.session_token).tenant == "alice"
+        assert hint == LegHint(
+            role="decode",
+            wait_tokens=complete,
+            wait_ms=1000,
+            request_id="req-1",
+            decision_id="d-1",
+            session_token=hint.session_token,
         )
+        assert ask_of(prefill.requests[0]).session_token == hint.session_token
+        assert bench.conductor.scheduled[0].pool_tenant == "alice"
         assert prefill.headers[0]["x-request-id"] == decode.headers[0]["x-request-id"] == "req-1"
         sent = decode.requests[0]
         assert sent["unknown_field"] == {"a": [1.5]}

@@ -158,7 +158,7 @@ def test_closing_ends_the_thread_and_says_nothing(faulty: FaultyPool, faulty_lin
     watcher.add(chain(1), heard, timeout_s=WAIT_S)
     watcher.later(WAIT_S, lambda: None)
     wait_until(lambda: faulty.watched, "it waits")
-    thread = watcher._thread
+    thread = watcher._own._thread
     assert thread is not None
     watcher.close()
     assert not thread.is_alive() and heard.news == []

@@ -134,8 +134,9 @@ class StoreServer {
   std::vector<ServerLogEvent> drain_log(size_t max_events);
   // Tenants that have authenticated since the start.
   std::map<TenantId, std::string> tenants() const;
-  // Quota of a tenant by name, which it also makes known. INVALID_ARGUMENT for a malformed name.
-  Status set_quota(const std::string& tenant, uint64_t bytes);
+  // Limits of a tenant by name, which it also makes known. INVALID_ARGUMENT for a malformed name,
+  // LIMIT_EXCEEDED: too many tenants.
+  Status set_limits(const std::string& tenant, const TenantLimits& limits);
 
   Store& store();
   // The clock of all times given to the store: milliseconds, monotonic.

@@ -207,11 +207,47 @@ struct ArenaInfo {
   bool addressable = true;      // by the processor: else only write() and read() move bytes
 };
 
+// Of one tier; 0 = none. Quota: the tenant never has more. Share: its blocks are not evicted for others
+// while it has no more than that; what it has beyond goes first.
+struct TierLimits {
+  uint64_t quota_bytes = 0;
+  uint64_t share_bytes = 0;
+  bool operator==(const TierLimits&) const = default;
+};
+struct TenantLimits {
+  TierLimits memory, disk;
+  uint64_t bytes_per_s = 0;  // of puts and gets together; beyond it BACK_PRESSURE. 0 = no limit
+  uint64_t ttl_ms = 0;  // of a block since its commit; such a tenant's blocks do not go to disks. 0 = none
+  bool operator==(const TenantLimits&) const = default;
+};
 struct TenantUsage {
   TenantId tenant = 0;
-  uint64_t bytes = 0;        // of reservations and blocks, as requested (not rounded)
-  uint64_t blocks = 0;       // visible ones
-  uint64_t quota_bytes = 0;  // 0 = none
+  uint64_t bytes = 0;   // of reservations and blocks in memory, as requested (not rounded)
+  uint64_t blocks = 0;  // visible ones
+  uint64_t disk_bytes = 0, disk_blocks = 0;  // as of the last tend_tenants()
+  // Since the start.
+  uint64_t hits = 0, hit_bytes = 0, misses = 0;
+  uint64_t stored_blocks = 0, stored_bytes = 0;  // by commits
+  uint64_t evicted_blocks = 0, evicted_bytes = 0;
+  uint64_t down_blocks = 0, down_bytes = 0;  // written to disks
+  uint64_t up_blocks = 0, up_bytes = 0;      // that came back from disks
+  uint64_t refused = 0, throttled = 0;       // by quota, by rate
+  uint64_t expired_blocks = 0;
+  uint64_t byte_ms = 0, disk_byte_ms = 0;  // held: bytes times milliseconds
+  TenantLimits limits;
+};
+// What a tenant has on the disks of a node.
+struct DiskUse {
+  TenantId tenant = 0;
+  uint64_t bytes = 0, blocks = 0;
+};
+// What Store::purge() has done.
+struct Purged {
+  uint64_t next_cursor = 0;                  // 0 = that was the last page
+  uint64_t blocks = 0, bytes = 0;            // in memory, overwritten by now
+  uint64_t held_blocks = 0, held_bytes = 0;  // in use: invisible, overwritten when the last user ends
+  uint64_t disk_blocks = 0, disk_bytes = 0;  // on disks, overwritten by now
+  uint64_t failed_blocks = 0;                // invisible, but the disk did not take the overwrite
 };
 
 struct StoreStats {
@@ -373,9 +409,17 @@ class Store {
 
   StoreStats stats() const;
   std::vector<TenantUsage> tenants() const;
+  // The sums of tenants that are not remembered one by one.
+  TenantUsage other_tenants() const;
+  // Counts how long tenants have held what they hold and removes blocks that are older than their tenant's
+  // TTL: once a second or so. At most `max_slots` slots are looked at.
+  void tend_tenants(uint64_t now_ms, uint32_t max_slots);
+  // Removes a page of a tenant's blocks, pinned or not, and overwrites their bytes with zeros. What is being
+  // written becomes unknown to its writer. Start with cursor 0.
+  Purged purge(TenantId tenant, uint64_t cursor);
   void set_draining(bool draining);
   bool draining() const;
-  void set_quota(TenantId tenant, uint64_t bytes);  // 0 = no quota; never evicts by itself
+  void set_limits(TenantId tenant, const TenantLimits& limits);  // never evicts by itself
   const std::vector<SegmentFd>& segments() const;
   KeptMemory kept() const;
   // Compares adopted blocks with their checksums, the coldest first, until `max_bytes` are read or none is

@@ -37,11 +37,13 @@ struct Credentials {
   std::string tenant = "default";
   std::string client_name = "mooncache";
   bool admin = false;
+  uint64_t expires_unix_s = 0;  // of a session token; 0 = the key has no end
 };
 
 // From the one line of a token file: the cluster token "mcc1.<64 hex digits>" acts for the tenant "default",
-// a tenant token is "mct1.<tenant>.<64 hex digits>". UNAUTHENTICATED with a sentence that never repeats the
-// token.
+// a tenant token is "mct1.<tenant>.<64 hex digits>", a session token
+// "mcs1.<tenant>.<end, in seconds of Unix time>.<64 hex digits>". UNAUTHENTICATED with a sentence that never
+// repeats the token.
 Result<Credentials> credentials_from_token(std::string_view token);
 
 struct PeerTls {

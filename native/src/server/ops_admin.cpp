@@ -98,11 +98,17 @@ Next ops::list(PeerSession& session, wire::Meta meta) {
 }
 
 // Hands the arenas to a peer on this host: readable for every one that could open the socket, writable for
-// processes of the node's own user.
+// processes of the node's own user. Whoever has them can read every block of every tenant, so a tenant's
+// token is not enough: only the node's own user, who can read its memory anyway, and the cluster's own
+// sessions get them.
 Next ops::attach(PeerSession& session, wire::Meta meta) {
   if (!meta.empty()) return session.malformed();
   if (!session.is_unix)
     return session.respond_status({Code::kUnsupported, "memory can only be shared over the unix socket"});
+  if (!session.held.may_write_memory() && session.who.tenant != wire::tenant_id("default")) {
+    return session.respond_status(
+        {Code::kUnsupported, "memory is not shared with tenants that run as another user than the node"});
+  }
   if (session.out.attaching()) {
     return session.respond_status({Code::kLimitExceeded, "an ATTACH is on its way already"});
   }

@@ -1,5 +1,8 @@
-// HELLO and AUTH: who the peer is.
+// HELLO and AUTH: who the peer is, and until when.
 #include <sys/random.h>
+
+#include <algorithm>
+#include <chrono>
 
 #include "server/peer_session.h"
 
@@ -15,6 +18,19 @@ bool fill_random(std::span<std::byte> bytes) {
     if (count > 0) have += static_cast<size_t>(count);
   }
   return true;
+}
+
+// What the peer has to prove. A tenant's key is made from the cluster's secret, a session token's from the
+// tenant's key, so the node keeps no list of either.
+wire::Bytes32 key_of(const Identity& who, const wire::Bytes32& secret) {
+  if (who.admin) return secret;
+  const wire::Bytes32 key = wire::tenant_key(secret, who.tenant_name);
+  return who.expires_unix_s == 0 ? key : wire::session_key(key, who.expires_unix_s);
+}
+
+uint64_t unix_now_s() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(now).count());
 }
 
 }  // namespace
@@ -45,6 +61,8 @@ Next ops::hello(PeerSession& session, wire::Meta meta) {
   who.client_nonce = hello->client_nonce;
   who.tenant_name = std::move(hello->tenant);
   who.admin = (hello->flags & wire::HelloRequest::kFlagAdmin) != 0;
+  who.expires_unix_s = hello->expires_unix_s;
+  if (who.admin && who.expires_unix_s != 0) return session.malformed();
   who.state = Identity::State::kChallenged;
   Writer& writer = session.begin_response();
   response.encode(writer);
@@ -60,13 +78,24 @@ Next ops::auth(PeerSession& session, wire::Meta meta) {
   const auto request = wire::AuthRequest::decode(meta);
   if (!request) return session.malformed();
   const ServerConfig& config = session.config();
-  const wire::Bytes32 key = who.admin ? config.secret : wire::tenant_key(config.secret, who.tenant_name);
+  const wire::Bytes32 key = key_of(who, config.secret);
   const auto expected = wire::auth_mac(true, key, who.server_nonce, who.client_nonce, who.tenant_name);
   if (!wire::equal_constant_time(expected, request->mac)) {
     session.metrics().auth_failures.add();
     return session.refuse(Code::kUnauthenticated,
                           "the proof does not match the token of tenant '" + who.tenant_name + "'",
                           CloseReason::kAuth);
+  }
+  if (who.expires_unix_s != 0) {
+    const uint64_t now_s = unix_now_s();
+    if (who.expires_unix_s <= now_s) {
+      session.metrics().auth_failures.add();
+      return session.refuse(Code::kUnauthenticated,
+                            "the session token of tenant '" + who.tenant_name + "' has expired",
+                            CloseReason::kAuth);
+    }
+    constexpr uint64_t kLongestS = 7 * 24 * 3600;  // also when a peer proves a later end
+    who.expires_ms = session.now_ms() + std::min(who.expires_unix_s - now_s, kLongestS) * 1000;
   }
   Shared& shared = session.loop().shared();
   who.tenant = wire::tenant_id(who.tenant_name);

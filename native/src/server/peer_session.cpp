@@ -88,6 +88,11 @@ Next PeerSession::start(std::span<const std::byte, wire::kHeaderBytes> header, w
     metrics().auth_failures.add();
     return refuse(Code::kUnauthenticated, "the connection is not authenticated", CloseReason::kAuth);
   }
+  if (who.expires_ms != 0 && now_ms() >= who.expires_ms) {
+    metrics().auth_failures.add();
+    return refuse(Code::kUnauthenticated, "the session token has expired: connect with a new one",
+                  CloseReason::kAuth);
+  }
   return wanted.start(*this, meta);
 }
 

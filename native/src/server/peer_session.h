@@ -29,6 +29,8 @@ struct Identity {
   wire::Bytes16 client_nonce{}, server_nonce{};
   std::string tenant_name;
   TenantId tenant = 0;
+  uint64_t expires_unix_s = 0;  // of the token; 0 = it does not end
+  uint64_t expires_ms = 0;      // the same in the clock of the loop
 };
 
 // How long the request in hand has waited for space, and may wait.

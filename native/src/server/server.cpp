@@ -384,13 +384,13 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::stats() const {
   return impl_->stats();
 }
 
-Status StoreServer::set_quota(const std::string& tenant, uint64_t bytes) {
+Status StoreServer::set_limits(const std::string& tenant, const TenantLimits& limits) {
   if (!wire::tenant_name_valid(tenant))
     return {Code::kInvalidArgument, "'" + tenant + "' is not a tenant name"};
   const TenantId id = wire::tenant_id(tenant);
   if (!impl_->shared.tenants.learn(id, tenant))
     return {Code::kLimitExceeded, "the node knows too many tenants already"};
-  impl_->shared.store->set_quota(id, bytes);
+  impl_->shared.store->set_limits(id, limits);
   return Status::ok();
 }
 

@@ -383,6 +383,7 @@ void Store::Core::free_entry(Shard& shard, uint32_t index) {
   if (catalogue.is_open()) catalogue.clear(slot);
   const uint64_t old = generation(slot);
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
+  if (entry.purged != 0) overwrite(entry);
   tenants.give_back(entry.tenant, entry.size);
   give_back({entry.arena, entry.next, entry.offset});
   entry.state = State::kFree;
@@ -400,6 +401,10 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   const uint64_t hash = hash_of(entry.tenant, entry.key);
   if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
   end_reservation(shard, index);
+  if (entry.purged != 0) {
+    free_entry(shard, index);
+    return {Code::kReservationUnknown, "the tenant's blocks were purged"};
+  }
   if (find(shard, hash, entry.tenant, entry.key) != kNone) {
     ++shard.count.races_lost;
     free_entry(shard, index);
@@ -423,6 +428,11 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
                      [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   append_event(entry, RecordKind::kAdd, RemoveReason::kNone);
   tenants.count_block(entry.tenant, true);
+  if (from_disk) {
+    tenants.count(entry.tenant, &TenantUsage::up_blocks, &TenantUsage::up_bytes, entry.size);
+  } else {
+    tenants.count(entry.tenant, &TenantUsage::stored_blocks, &TenantUsage::stored_bytes, entry.size);
+  }
   ++shard.count.visible;
   ++shard.count.commits;
   unlimited.stored(hash);

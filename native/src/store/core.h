@@ -2,8 +2,8 @@
 //
 // Lock order: reserve_gate (shared by reserve, exclusive by check) -> one shard mutex (check takes all, in
 // ascending order) -> one leaf: an arena's mutex, the tenants, the event log, the advisor, the sample of
-// blocks (unlimited.h), the index of a disk. No leaf is taken under another leaf, and outside check() no
-// thread holds two shards. The space callback runs without locks.
+// blocks (unlimited.h), the index of a disk. No leaf is taken under another leaf (but the tenants under a
+// disk's index), and outside check() no thread holds two shards. The space callback runs without locks.
 #pragma once
 
 #include <atomic>
@@ -139,6 +139,8 @@ struct Store::Core {
   std::pair<uint64_t, uint32_t> coldest(size_t queue) const;  // tick and shard; kNever: the queue is empty
   bool evict_tail(Shard& shard, Queue queue, Pressure& pressure);
   bool evict_of_tenant(TenantId tenant, Pressure& pressure);
+  bool evict_by_share(Pressure& pressure);
+  bool evict_in_shard(Shard& shard, Pressure& pressure);
   bool clear_neighbourhood(uint64_t size, Pressure& pressure, Space* space);
   void evict_entry(Shard& shard, uint32_t entry, Pressure& pressure);
   void expire_all_retention(uint64_t now_ms);
@@ -191,12 +193,21 @@ struct Store::Core {
   bool take_cold_block(Shard& shard, uint32_t entry, double chance, ColdLimits& limits,
                        std::vector<store::disk::ColdBlock>& out);
   void end_demotion(uint32_t slot, store::disk::Demotion end);
-  template <typename Visit>
+  using Visit = std::function<void(TenantId, const Key&, uint64_t size, uint32_t hits)>;
   uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit);
   // The block is on a disk, to stay. The shard may be locked.
   bool is_on_disk(TenantId tenant, const Key& key) const {
     return tier != nullptr && tier->find(tenant, key).has_value();
   }
+
+  // --- what tenants have and lose (tenancy.cpp) ---
+  void overwrite(const BlockEntry& entry);  // its bytes, with zeros; its shard is locked
+  bool may_go_down(const BlockEntry& entry) const;
+  void purge_records(TenantId tenant, std::span<const Key> keys, Purged& done);
+  void take_cold_of_loser(ColdLimits& limits, std::vector<store::disk::ColdBlock>& out);
+  void expire_blocks(uint64_t now_ms, uint32_t max_slots);
+  std::mutex tend_mutex;
+  uint64_t expiry_cursor = 0;  // guarded by tend_mutex
 
   // --- checking (check.cpp); everything is locked ---
   struct Census;

@@ -1,6 +1,7 @@
 // Reservations and the room they need: admission of the request, eviction of the coldest blocks, and, when
 // enough is free but in pieces, eviction of the few blocks between the pieces.
 #include <algorithm>
+#include <vector>
 
 #include "store/core.h"
 
@@ -40,6 +41,7 @@ void Store::Core::evict_entry(Shard& shard, uint32_t index, Pressure& pressure) 
   ++shard.count.evicted_by_queue[queue];
   shard.count.evicted_bytes += freed;
   pressure.evicted_bytes += freed;
+  tenants.count(entry.tenant, &TenantUsage::evicted_blocks, &TenantUsage::evicted_bytes, entry.size);
   --pressure.victims_left;
   hide(shard, index, RemoveReason::kEvicted);
 }
@@ -118,6 +120,18 @@ bool Store::Core::evict_of_tenant(TenantId tenant, Pressure& pressure) {
   return false;
 }
 
+// With reserved shares: whoever is furthest over its share, among those with a block that can go.
+bool Store::Core::evict_by_share(Pressure& pressure) {
+  constexpr size_t kTriesMax = 64;
+  if (!tenants.any_share()) return false;
+  TenantId loser = 0;
+  for (std::vector<TenantId> without; without.size() < kTriesMax; without.push_back(loser)) {
+    if (!tenants.furthest_over(without, &loser)) return false;
+    if (evict_of_tenant(loser, pressure)) return true;
+  }
+  return false;
+}
+
 bool Store::Core::tenant_has_victim(TenantId tenant) const {
   for (uint32_t number = 0; number < config.shards; ++number) {
     const Lock lock(shards[number].mutex);
@@ -145,7 +159,8 @@ bool Store::Core::clear_neighbourhood(uint64_t size, Pressure& pressure, Space* 
         Shard& shard = shards[slot & shard_mask];
         const Lock lock(shard.mutex);
         const uint32_t index = slot >> shard_bits;
-        cleared = store::is_victim_at(shard.entries[index], number, offset);
+        cleared = store::is_victim_at(shard.entries[index], number, offset) &&
+                  (!tenants.any_share() || tenants.is_over(shard.entries[index].tenant));
         if (!cleared) break;
         evict_entry(shard, index, pressure);
       }
@@ -173,7 +188,8 @@ bool Store::Core::make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, 
     const uint64_t evictable =
         queue_bytes[0].load(std::memory_order_relaxed) + queue_bytes[1].load(std::memory_order_relaxed);
     if (used_bytes.load(std::memory_order_relaxed) + needed > config.capacity_bytes + evictable) return false;
-    if (!(advisor && evict_advised(pressure)) && !evict_coldest(pressure)) return false;
+    if (!evict_by_share(pressure) && !(advisor && evict_advised(pressure)) && !evict_coldest(pressure))
+      return false;
     if (allocate(size, space)) return true;
     if (pressure.evicted_bytes >= clear_at) {
       if (clear_neighbourhood(size, pressure, space)) return true;
@@ -198,7 +214,20 @@ Code Store::Core::charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressu
     if (!evict_of_tenant(tenant, pressure)) break;
   }
   quota_refusals.fetch_add(1, std::memory_order_relaxed);
+  tenants.count(tenant, &TenantUsage::refused, nullptr, 0);
   return Code::kQuotaExceeded;
+}
+
+// A block of this shard, of a tenant over its share when there are shares.
+bool Store::Core::evict_in_shard(Shard& shard, Pressure& pressure) {
+  if (tenants.any_share()) {
+    for (const auto& [tenant, list] : shard.tenant_lists) {
+      if (!tenants.is_over(tenant)) continue;
+      evict_entry(shard, list.tail, pressure);
+      return true;
+    }
+  }
+  return evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure);
 }
 
 // All slots of the key's shard may be in use although bytes are free: then the shard's own coldest goes.
@@ -209,10 +238,8 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   const Lock lock(shard.mutex);
   if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
   uint32_t index = shard.entries.allocate();
-  if (index == kNone && pressure.victims_left > 0 &&
-      (evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure))) {
+  if (index == kNone && pressure.victims_left > 0 && evict_in_shard(shard, pressure))
     index = shard.entries.allocate();
-  }
   if (index == kNone) return {Code::kNoSpace, "no free slot: blocks are smaller than expected_block_bytes"};
   if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
   BlockEntry& entry = shard.entries[index];
@@ -255,6 +282,8 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
     if (find(shard, hash, tenant, key) != kNone) return {Code::kAlreadyExists, {}};
     if (!from_disk && is_on_disk(tenant, key)) return {Code::kAlreadyExists, {}};
   }
+  if (!from_disk && !tenants.admits(tenant, now_ms))
+    return {Code::kBackPressure, "the tenant's limit of bytes per second"};
   const std::shared_lock gate(reserve_gate);
   Pressure pressure{config.max_victims, 0, hash, now_ms};
   if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) {
@@ -274,6 +303,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   }
   Result<Reservation> result =
       found ? take_slot(tenant, key, size, space, pressure) : Result<Reservation>{Code::kNoSpace, {}};
+  if (result && !from_disk) tenants.moves(tenant, size);
   if (result) return result;
   if (found) give_back(space);
   tenants.give_back(tenant, size);

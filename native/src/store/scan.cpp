@@ -51,7 +51,6 @@ std::vector<std::pair<std::string, uint64_t>> disk_stats(const store::disk::SsdT
 }  // namespace
 
 // Blocks on disks alone come behind those in memory: their cursors go on where the shards' end.
-template <typename Visit>
 uint64_t Store::Core::walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit) {
   const uint64_t base = uint64_t{config.shards} << 32;
   const uint64_t next =

@@ -49,7 +49,8 @@ struct BlockEntry {
   uint32_t hits = 0;
   uint32_t links[4] = {kNone, kNone, kNone, kNone};
   uint16_t arena = 0;
-  State state = State::kFree;
+  State state : 7 = State::kFree;
+  uint8_t purged : 1 = 0;  // its bytes are overwritten before its memory is given back
   Queue queue : 2 = Queue::kProbation;
   uint8_t linked : 1 = 0;    // in its queue: can be evicted
   uint8_t in_heap : 1 = 0;   // the retention heap has an element for it

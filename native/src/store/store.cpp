@@ -143,14 +143,19 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
   if (index == kNone) {
     const bool evicted = shard.ghosts.contains(static_cast<uint32_t>(hash >> 16) | 1u);
     ++(evicted ? shard.count.misses_evicted : shard.count.misses_unknown);
+    core_->tenants.count(tenant, &TenantUsage::misses, nullptr, 0);
     return {Code::kNotFound, {}};
   }
+  if (!core_->tenants.admits(tenant, now_ms))
+    return {Code::kBackPressure, "the tenant's limit of bytes per second"};
   const auto pin = core_->pin_entry(shard, index);
   if (!pin) return pin.status();
   store::BlockEntry& entry = shard.entries[index];
   core_->touch(shard, index, now_ms, false);
   if (entry.hits != ~0u) ++entry.hits;
   ++shard.count.hits;
+  core_->tenants.count(tenant, &TenantUsage::hits, &TenantUsage::hit_bytes, entry.size);
+  core_->tenants.moves(tenant, entry.size);
   return Pinned{*pin, core_->info_of(shard, index, now_ms)};
 }
 
@@ -362,12 +367,6 @@ void Store::set_draining(bool draining) {
 }
 bool Store::draining() const {
   return core_->takes_no_blocks();
-}
-void Store::set_quota(TenantId tenant, uint64_t bytes) {
-  core_->tenants.set_quota(tenant, bytes);
-}
-std::vector<TenantUsage> Store::tenants() const {
-  return core_->tenants.usage();
 }
 const std::vector<SegmentFd>& Store::segments() const {
   return core_->segment_fds;

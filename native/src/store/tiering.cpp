@@ -82,6 +82,7 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
 
   void written(TenantId tenant, const Key& key, uint64_t size) override {
     // It may have been removed since.
+    core_.tenants.count(tenant, &TenantUsage::down_blocks, &TenantUsage::down_bytes, size);
     with_entry(tenant, key, [&](const BlockEntry* entry) {
       if (entry != nullptr || !core_.is_on_disk(tenant, key)) return;
       core_.events->append({RecordKind::kAdd, Tier::kSsd, RemoveReason::kNone, tenant, size, key});
@@ -95,6 +96,18 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
         core_.events->append({RecordKind::kRemove, Tier::kSsd, reason, tenant, size, key});
       }
     });
+  }
+  store::disk::Claim claim(TenantId tenant, uint64_t disk_bytes) override {
+    if (!core_.tenants.any_disk_limit()) return store::disk::Claim::kNone;
+    const TierLimits limits = core_.tenants.limits(tenant).disk;
+    if (limits.quota_bytes != 0 && disk_bytes > limits.quota_bytes) return store::disk::Claim::kOver;
+    if (limits.share_bytes == 0) return store::disk::Claim::kNone;
+    return disk_bytes > limits.share_bytes ? store::disk::Claim::kOver : store::disk::Claim::kReserved;
+  }
+  bool may_hold(TenantId tenant, uint64_t bytes) override {
+    if (!core_.tenants.any_disk_limit() || core_.tier == nullptr) return true;
+    const uint64_t quota = core_.tenants.limits(tenant).disk.quota_bytes;
+    return quota == 0 || core_.tier->bytes_of(tenant) + bytes <= quota;
   }
   void log(uint8_t level, const char* event, std::string message) override {
     if (core_.config.disk.log) core_.config.disk.log(level, event, std::move(message));
@@ -143,6 +156,7 @@ void Store::Core::take_cold(uint32_t device, uint64_t bytes, uint64_t largest, s
   const uint64_t free = config.capacity_bytes - used_bytes.load(std::memory_order_relaxed);
   if (free >= ahead) return;
   ColdLimits limits{device, static_cast<uint32_t>(config.disk.paths.size()), ahead - free, largest, bytes};
+  if (tenants.any_share()) take_cold_of_loser(limits, out);
   const auto [probation, protect] =
       store::evicted_next(rules, queue_bytes[0].load(std::memory_order_relaxed),
                           queue_bytes[1].load(std::memory_order_relaxed), limits.deep_bytes);
@@ -194,6 +208,7 @@ bool Store::Core::take_cold_block(Shard& shard, uint32_t index, double chance, C
   BlockEntry& entry = shard.entries[index];
   if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) return true;
   if (store::disk::SsdTier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) return true;
+  if (tenants.any_disk_limit() && !may_go_down(entry)) return true;
   if (entry.size > limits.bytes_left) {
     limits.bytes_left = 0;
     return false;

@@ -79,6 +79,8 @@ class Session::Handshake final : public Program {
       const Credentials& credentials = session_.peer_.credentials;
       if (getrandom(nonce_.data(), nonce_.size(), 0) != static_cast<ssize_t>(nonce_.size())) return false;
       hello.flags = credentials.admin ? wire::HelloRequest::kFlagAdmin : 0;
+      if (credentials.expires_unix_s != 0) hello.flags |= wire::HelloRequest::kFlagExpires;
+      hello.expires_unix_s = credentials.expires_unix_s;
       hello.pid = static_cast<uint32_t>(getpid());
       hello.client_nonce = nonce_;
       hello.tenant = credentials.tenant;

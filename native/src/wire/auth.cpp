@@ -43,6 +43,13 @@ Bytes32 tenant_key(const Bytes32& cluster_secret, std::string_view tenant) {
   return keyed(cluster_secret, message);
 }
 
+Bytes32 session_key(const Bytes32& tenant_key, uint64_t expires_unix_s) {
+  Writer message;
+  message.raw(text_bytes(std::string_view("mooncache session v1\0", 21)));
+  message.u64(expires_unix_s);
+  return keyed(tenant_key, message.view());
+}
+
 TenantId tenant_id(std::string_view tenant) {
   const auto digest = blake3(text_bytes(tenant));
   TenantId id;

@@ -63,6 +63,7 @@ void HelloRequest::encode(Writer& out) const {
   out.str16(tenant);
   out.str16(client_name);
   out.str16(software_version);
+  if ((flags & kFlagExpires) != 0) out.u64(expires_unix_s);
 }
 
 std::optional<HelloRequest> HelloRequest::decode(Meta meta) {
@@ -75,6 +76,7 @@ std::optional<HelloRequest> HelloRequest::decode(Meta meta) {
   hello.tenant = in.str16();
   hello.client_name = in.str16();
   hello.software_version = in.str16();
+  if ((hello.flags & kFlagExpires) != 0) hello.expires_unix_s = in.u64();
   // Trailing bytes are allowed here alone: a newer peer may say more about itself (N/N+1).
   if (!in.ok()) return std::nullopt;
   return hello;

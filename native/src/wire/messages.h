@@ -37,6 +37,7 @@ struct WireExtent {
 
 struct HelloRequest {
   static constexpr uint16_t kFlagAdmin = 1;
+  static constexpr uint16_t kFlagExpires = 2;  // `expires_unix_s` follows; not together with kFlagAdmin
   uint16_t minor = kMinorVersion;
   uint16_t flags = 0;
   uint32_t pid = 0;
@@ -44,6 +45,7 @@ struct HelloRequest {
   std::string tenant;
   std::string client_name;
   std::string software_version;
+  uint64_t expires_unix_s = 0;  // of a session token: it is part of what its key was made from
   void encode(Writer& out) const;
   static std::optional<HelloRequest> decode(Meta meta);
 };
@@ -85,6 +87,8 @@ Bytes32 auth_mac(bool client, const Bytes32& key, const Bytes16& server_nonce, c
                  std::string_view tenant);
 // The secret of one tenant, from the cluster's secret.
 Bytes32 tenant_key(const Bytes32& cluster_secret, std::string_view tenant);
+// The secret of a tenant's session token, which is good until then.
+Bytes32 session_key(const Bytes32& tenant_key, uint64_t expires_unix_s);
 TenantId tenant_id(std::string_view tenant);
 // True for [a-z0-9][a-z0-9_.-]{0,62}.
 bool tenant_name_valid(std::string_view tenant);

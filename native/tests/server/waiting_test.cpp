@@ -9,7 +9,7 @@ using WaitingTest = ServerTest;
 TEST_F(WaitingTest, QuotaMakesRoomByManySmallBlocks) {
   config.store.max_victims = 256;
   start();
-  ASSERT_TRUE(server->set_quota("default", 4 << 20));
+  ASSERT_TRUE(server->set_limits("default", {.memory = {.quota_bytes = 4 << 20}}));
   Peer peer(*server);
   ASSERT_TRUE(peer.login());
   for (uint64_t batch = 0; batch < 64; ++batch) {

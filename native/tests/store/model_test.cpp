@@ -242,7 +242,8 @@ class Model {
         break;
       default:
         if (random_() % 10 == 0)
-          store_->set_quota(tenant(), random_() % 3 == 0 ? 0 : 4000 + random_() % 16000);
+          store_->set_limits(tenant(), {.memory = {random_() % 3 == 0 ? 0 : 4000 + random_() % 16000,
+                                                   random_() % 3 == 0 ? 0 : random_() % 8000}});
     }
   }
 

@@ -322,7 +322,7 @@ TEST(Store, FloodOfSingleUseBlocksLeavesReusedOnesAlone) {
 TEST(Store, QuotaEvictsOnlyTheTenantsOwnBlocks) {
   auto store = open_store(small_config(64 * 100));
   for (uint64_t number = 0; number < 50; ++number) ASSERT_EQ(put(*store, number, 64, 0, 1), Code::kOk);
-  store->set_quota(2, 64 * 10);
+  store->set_limits(2, {.memory = {.quota_bytes = 64 * 10}});
   for (uint64_t number = 0; number < 30; ++number) ASSERT_EQ(put(*store, number, 64, 0, 2), Code::kOk);
   for (uint64_t number = 0; number < 50; ++number) EXPECT_TRUE(present(*store, number, 1));
   for (const TenantUsage& use : store->tenants()) {
@@ -350,7 +350,7 @@ TEST(Store, QuotaThatNeedsManyVictimsIsRetried) {
   auto store = open_store(config);
   int woken = 0;
   store->set_space_callback([&] { ++woken; });
-  store->set_quota(2, 64 * 100);
+  store->set_limits(2, {.memory = {.quota_bytes = 64 * 100}});
   for (uint64_t number = 0; number < 100; ++number) ASSERT_EQ(put(*store, number, 64, 0, 2), Code::kOk);
   int refused = 0;
   Code code = Code::kNoSpace;

@@ -2,8 +2,10 @@
 // not.
 #include <bit>
 #include <filesystem>
+#include <fstream>
 #include <future>
 #include <optional>
+#include <random>
 #include <thread>
 
 #include "store/store_fixture.h"
@@ -260,6 +262,80 @@ TEST_F(TieringTest, ThreadsPutGetAndRemoveAtOnce) {
   threads.clear();
   EXPECT_SOUND(*store_);
   EXPECT_EQ(disk("corrupt_blocks"), 0u);
+}
+
+TEST_F(TieringTest, APurgeOverwritesRecordsOfTheTenantAlone) {
+  open();
+  const auto content_of = [](uint64_t number) {
+    std::mt19937_64 random(number);
+    std::vector<std::byte> bytes(kBlock);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() >> 56);
+    return bytes;
+  };
+  const auto put_content = [&](uint64_t number, TenantId tenant) {
+    const auto bytes = content_of(number);
+    auto reservation = store_->reserve(tenant, key_of(number), kBlock, now_ms());
+    ASSERT_TRUE(reservation);
+    ASSERT_TRUE(store_->write(reservation->id, 0, {bytes.data(), kBlock}));
+    ASSERT_TRUE(store_->commit(reservation->id, crc32c({bytes.data(), kBlock}), now_ms()));
+  };
+  for (uint64_t i = 0; i < 200; ++i) {
+    put_content(i, kTenant);
+    ASSERT_TRUE(wait_for([&] { return i < 62 || disk("blocks") + 45 > i; })) << i;
+  }
+  for (uint64_t i = 0; i < 60; ++i) put_content(1000 + i, 99);
+  ASSERT_TRUE(wait_for([&] {
+    store_->tend_tenants(now_ms(), 1);
+    for (const TenantUsage& use : store_->tenants()) {
+      if (use.tenant == kTenant && use.disk_blocks > 100) return true;
+    }
+    return false;
+  }));
+  const auto records_with = [&](uint64_t number) {
+    std::vector<std::byte> wanted = content_of(number);
+    wanted.resize(kBlock / 2);
+    std::vector<char> bytes(std::filesystem::file_size(folder_ / "mooncache.ssd"));
+    std::ifstream file(folder_ / "mooncache.ssd", std::ios::binary);
+    file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    return ::memmem(bytes.data(), bytes.size(), wanted.data(), wanted.size()) != nullptr;
+  };
+  const auto on_disk = all_present(Tier::kSsd);
+  ASSERT_FALSE(on_disk.empty());
+  ASSERT_TRUE(records_with(on_disk[0]));
+  uint64_t purged = 0;
+  ASSERT_TRUE(wait_for([&] {
+    uint64_t cursor = 0, busy = 0;
+    do {
+      const Purged page = store_->purge(kTenant, cursor);
+      EXPECT_EQ(page.failed_blocks, 0u);
+      purged += page.disk_blocks;
+      busy += page.held_blocks;
+      cursor = page.next_cursor;
+    } while (cursor != 0);
+    return busy == 0 && all_present().empty();
+  }));
+  EXPECT_GT(purged, 100u);
+  for (const uint64_t number : {on_disk.front(), on_disk[on_disk.size() / 2], on_disk.back()})
+    EXPECT_FALSE(records_with(number)) << number;
+  for (const auto& [name, size] : believed()) EXPECT_NE(name.first, kTenant);
+  open();
+  EXPECT_TRUE(all_present().empty()) << "nor do they come back";
+}
+
+TEST_F(TieringTest, ADiskQuotaAndATtlKeepBlocksInMemory) {
+  open();
+  store_->set_limits(kTenant, {.disk = {.quota_bytes = 20 * kBlock}});
+  store_->set_limits(99, {.ttl_ms = 1'000'000});
+  for (uint64_t i = 0; i < 300; ++i) {
+    ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+    ASSERT_EQ(put(*store_, i, kBlock, now_ms(), 99), Code::kOk);
+    if (i % 50 == 49) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ASSERT_TRUE(wait_for([&] { return disk("blocks") > 0; }));
+  store_->tend_tenants(now_ms(), 1);
+  for (const TenantUsage& use : store_->tenants()) {
+    EXPECT_LE(use.disk_bytes, use.tenant == 99 ? 0u : 20 * kBlock) << use.tenant;
+  }
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ class _Pool(PoolLookup):
         super().__init__(config, "", clock)
         self._blocks = blocks
 
-    async def match(self, keys: bytes) -> PoolAnswer:
+    async def match(self, keys: bytes, tenant: str = "") -> PoolAnswer:
         return PoolAnswer(PoolState.OK, min(self._blocks, len(keys) // KEY_BYTES), 1e-6)
 
 

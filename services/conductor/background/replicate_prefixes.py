@@ -26,7 +26,7 @@ async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> N
     for at, order in enumerate(orders):
         try:
             near = state.pool.nodes_on(order.hosts)
-            task_id = await copies.order(order.keys, order.copies, near)
+            task_id = await copies.order(order.keys, order.copies, near, order.pool_tenant)
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
@@ -46,7 +46,7 @@ async def _trim(state: ConductorState, copies: Copies, orders: list[Order]) -> N
     for at, order in enumerate(orders):
         try:
             near = state.pool.nodes_on(order.hosts)
-            dropped = await copies.trim(order.keys, order.copies, near)
+            dropped = await copies.trim(order.keys, order.copies, near, order.pool_tenant)
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return

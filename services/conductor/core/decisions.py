@@ -63,6 +63,7 @@ class SchedulingRequest:
     no_prefill: bool = False
     session: str = ""
     priority: int = 0
+    pool_tenant: str = ""  # whose blocks the keys name at the pool's nodes; "" = the engines' own
 
     @property
     def lengths_class(self) -> str:

@@ -45,6 +45,7 @@ class GiveUp:
     store_node: str
     reason: GiveUpReason
     due_s: float = 0.0
+    pool_tenant: str = ""
 
     @property
     def packed(self) -> bytes:
@@ -67,7 +68,14 @@ class GiveUps:
         if begin >= end:
             return
         self._open[running.decision_id] = GiveUp(
-            running.decision_id, running.keys, begin, end, running.store_node, reason, due_s
+            running.decision_id,
+            running.keys,
+            begin,
+            end,
+            running.store_node,
+            reason,
+            due_s,
+            running.pool_tenant,
         )
         while len(self._open) > OPEN_MAX:
             self._open.popitem(last=False)

@@ -62,6 +62,7 @@ class FadingCount(NamedTuple):
 class _Segment:
     keys: bytes
     model: str
+    pool_tenant: str = ""  # whose blocks they are at the nodes
     copies: int = 1
     ordered_blocks: int = 0  # what there are copies of
     asked_s: float = float("-inf")
@@ -107,6 +108,7 @@ class Order:
     before: int
     size_bytes: int  # what will be moved at most; 0 for copies that are given back
     hosts: tuple[str, ...] = ()  # of its readers, the busiest first
+    pool_tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ class HotPrefixes:
         block_tokens: int,
         now_s: float,
         hosts: Iterable[str] = (),
+        pool_tenant: str = "",
     ) -> int:
         """A prompt that begins with `blocks` blocks of the pool was scheduled, to engines on `hosts`.
 
@@ -160,7 +163,7 @@ class HotPrefixes:
             name = _name_of(part)
             segment = self._segments.get(name)
             if segment is None:
-                segment = self._segments[name] = _Segment(part, model)
+                segment = self._segments[name] = _Segment(part, model, pool_tenant)
                 self._key_bytes += len(part)
             segment.read_from(hosts, now_s)
             self._demand.use(name, (end - begin) * block_tokens, now_s)
@@ -232,7 +235,9 @@ class HotPrefixes:
             segment.asked_s, segment.ordered_blocks = now_s, max(segment.ordered_blocks, count)
             self._set_copies(name, segment, wanted)
             keys, hosts = segment.leading(count), segment.readers(now_s)
-            orders.append(Order(name, keys, segment.model, wanted, before, count * each, hosts))
+            orders.append(
+                Order(name, keys, segment.model, wanted, before, count * each, hosts, segment.pool_tenant)
+            )
         return orders
 
     def plan_removals(self, speeds: dict[str, Speed], now_s: float) -> list[Order]:
@@ -250,7 +255,7 @@ class HotPrefixes:
             if before <= stay:
                 continue
             keys, hosts = segment.leading(segment.ordered_blocks), segment.readers(now_s)
-            orders.append(Order(name, keys, segment.model, stay, before, 0, hosts))
+            orders.append(Order(name, keys, segment.model, stay, before, 0, hosts, segment.pool_tenant))
             self._set_copies(name, segment, stay)
             if len(orders) == COPIES_AT_ONCE:
                 break

@@ -30,6 +30,7 @@ class Running:
     pool: bool = True
     begin: int = 0  # blocks before this one are there already, or another request makes them
     store_node: str = ""  # where its blocks come first, "" when placement decides
+    pool_tenant: str = ""  # whose blocks they are at the nodes
 
     @property
     def blocks(self) -> int:

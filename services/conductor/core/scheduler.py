@@ -460,6 +460,7 @@ class Scheduler:
                     pool=bool(fleet.pool[choice.prefiller_row]),
                     begin=choice.prefix_tokens // block_tokens,
                     store_node=decision.store_node if decision.prefill else NO_NODE,
+                    pool_tenant=request.pool_tenant,
                 )
             )
 

@@ -6,6 +6,7 @@ from mooncache.client.keys import count_keys
 from mooncache.conductor.config import KEYS_MAX, NAME_CHARS_MAX
 from mooncache.conductor.core.decisions import PoolState
 from mooncache.conductor.core.give_ups import GiveUp, GiveUpReason
+from mooncache.conductor.messages import pool_tenant_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CallContext
@@ -17,8 +18,10 @@ async def handle(
     """Ask the pool; an answer in which not all nodes took part does not count. Raises InvalidArgument, TooLarge."""
     count = count_keys(request.keys, KEYS_MAX)
     node = request.store_node[:NAME_CHARS_MAX]
-    found = await state.pool.match(request.keys)
+    tenant = pool_tenant_of(request.pool_tenant)
+    found = await state.pool.match(request.keys, tenant)
     whole = found.state == PoolState.OK and not found.unreachable_nodes
     if whole and node and found.blocks >= count > 0:
-        state.give_up_calls.start([GiveUp("", request.keys, 0, count, node, GiveUpReason.ELSEWHERE)])
+        moved = GiveUp("", request.keys, 0, count, node, GiveUpReason.ELSEWHERE, pool_tenant=tenant)
+        state.give_up_calls.start([moved])
     return pb.FindBlocksResponse(known=whole, leading_blocks=found.blocks)

@@ -18,10 +18,10 @@ async def handle(
 ) -> pb.ScheduleResponse:
     """Ask the pool, decide, answer; what the misses mean is found out afterwards. Raises InvalidArgument."""
     scheduling_request = scheduling_request_of(request)
-    pool = await state.pool.match(scheduling_request.keys)
+    pool = await state.pool.match(scheduling_request.keys, scheduling_request.pool_tenant)
     now_s = state.clock.now_s()
     decision = state.core.schedule(scheduling_request, pool, now_s, state.clock.wall_s())
-    state.prefetch_calls.start(decision, scheduling_request.keys)
+    state.prefetch_calls.start(decision, scheduling_request.keys, scheduling_request.pool_tenant)
     state.give_up()  # of a former plan for the same request
     response = answer(state, decision)
     if decision.choice.admitted and pool.blocks:
@@ -32,6 +32,7 @@ async def handle(
             decision.record.block_tokens,
             now_s,
             _reading_hosts(state, decision),
+            scheduling_request.pool_tenant,
         )
     state.instruments.decided(decision, state.clock.now_s() - now_s)
     if not decision.choice.admitted:

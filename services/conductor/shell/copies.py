@@ -29,23 +29,25 @@ class Copies:
         self._clock = clock
         self._link: MasterLink | None = None
 
-    async def order(self, keys: bytes, copies: int, near: Sequence[str] = ()) -> str:
+    async def order(self, keys: bytes, copies: int, near: Sequence[str] = (), tenant: str = "") -> str:
         """Have packed keys on `copies` nodes, on those in `near` first; return the master's task.
 
         The new copies are spare: nodes let them go when they are not read for a while. Raises MooncacheError.
         """
         request = master_pb2.ReplicateBlocksRequest(
-            keys=keys, replica_count=copies, target_node_ids=near, spare=True
+            keys=keys, replica_count=copies, target_node_ids=near, spare=True, tenant=tenant
         )
         answer = await self._call("ReplicateBlocks", request, master_pb2.ReplicateBlocksResponse)
         return str(answer.task_id)
 
-    async def trim(self, keys: bytes, copies: int, near: Sequence[str] = ()) -> int:
+    async def trim(self, keys: bytes, copies: int, near: Sequence[str] = (), tenant: str = "") -> int:
         """Leave `copies` copies of packed keys, those in `near` last; return how many were dropped.
 
         Raises MooncacheError.
         """
-        request = master_pb2.TrimBlocksRequest(keys=keys, replica_count=copies, keep_node_ids=near)
+        request = master_pb2.TrimBlocksRequest(
+            keys=keys, replica_count=copies, keep_node_ids=near, tenant=tenant
+        )
         answer = await self._call("TrimBlocks", request, master_pb2.TrimBlocksResponse)
         return int(answer.dropped_count)
 

@@ -44,7 +44,7 @@ class GiveUpCalls:
         ended, outcome = 0, "ok"
         async with self._slots:
             try:
-                ended = await self._pool.give_up(each.packed, each.store_node)
+                ended = await self._pool.give_up(each.packed, each.store_node, each.pool_tenant)
             except TimeoutError:
                 outcome = DeadlineExceeded.name
             except MooncacheError as error:

@@ -8,9 +8,11 @@ Without an answer blocks count as absent.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from mooncache.auth import parse_token, session_token
 from mooncache.client.aio import AsyncClient
 from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView, Prefetched
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
@@ -29,6 +31,8 @@ _THREADS = 8
 _GRACE_S = 0.02
 GIVE_UP_TIMEOUT_S = 0.5
 PREFETCH_TIMEOUT_S = 0.5
+TENANTS_KEPT = 256
+_CLOSE_AFTER_S = 2.0
 
 
 class StoreClient(Protocol):
@@ -48,7 +52,49 @@ class StoreClient(Protocol):
         self, keys: bytes, *, begin_s: float = 1.0, timeout_s: float | None = None
     ) -> Prefetched: ...
 
+    def for_tenant(self, session_token: str) -> StoreClient: ...
+
     async def close(self) -> None: ...
+
+
+class TenantStoreClients:
+    """Clients that see one tenant's blocks each; those that were used last are kept."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._known: OrderedDict[str, tuple[str, StoreClient]] = OrderedDict()  # longest unused first
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def client(self, parent: StoreClient, tenant: str, unix_s: float) -> StoreClient:
+        """The tenant's client, with a session token that is good for a while. Raises InvalidArgument."""
+        session = session_token(parse_token(self._token), tenant, unix_s).text
+        known = self._known.pop(tenant, None)
+        if known is None or known[0] != session:
+            self._end_later(known)
+            known = session, parent.for_tenant(session)
+        self._known[tenant] = known
+        if len(self._known) > TENANTS_KEPT:
+            self._end_later(self._known.popitem(last=False)[1])
+        return known[1]
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for _, client in self._known.values():
+            await client.close()
+        self._known.clear()
+
+    def _end_later(self, known: tuple[str, StoreClient] | None) -> None:
+        """Close a client when the calls that use it have ended: each of them has a limit."""
+        if known is None:
+            return
+
+        async def end(client: StoreClient) -> None:
+            await asyncio.sleep(_CLOSE_AFTER_S)
+            await client.close()
+
+        task = asyncio.create_task(end(known[1]))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 class PoolLookup:
@@ -63,6 +109,7 @@ class PoolLookup:
     ) -> None:
         self._config = config
         self._token = token
+        self._tenants = TenantStoreClients(token)
         self._clock = clock
         self._make_client = make_client or self._connect
         self._client: StoreClient | None = None
@@ -116,8 +163,11 @@ class PoolLookup:
         self._client = await self._make_client()
         return True
 
-    async def match(self, keys: bytes) -> PoolAnswer:
-        """Ask for the leading blocks of packed keys; never raises for a pool that cannot be asked."""
+    async def match(self, keys: bytes, tenant: str = "") -> PoolAnswer:
+        """Ask for the leading blocks of packed keys; never raises for a pool that cannot be asked.
+
+        tenant: whose blocks they are; "": the engines' own.
+        """
         if not keys:
             return PoolAnswer(PoolState.NO_KEYS)
         if self._client is None or not self._client.nodes():
@@ -130,7 +180,8 @@ class PoolLookup:
             # The native call keeps its own deadline; the outer one is for a thread pool that is busy.
             with tracing.span("pool.match", kind="client", root=False) as span:
                 async with asyncio.timeout(MATCH_TIMEOUT_S + _GRACE_S):
-                    found = await self._client.match(keys, touch=False, timeout_s=MATCH_TIMEOUT_S)
+                    client = self._of(self._client, tenant)
+                    found = await client.match(keys, touch=False, timeout_s=MATCH_TIMEOUT_S)
                 span.set(pool__blocks=found.leading_blocks)
             blocks, unreachable = found.leading_blocks, found.unreachable_nodes
             runs = runs_of(found.copies, blocks, self._host_of_node())
@@ -146,7 +197,7 @@ class PoolLookup:
         elapsed_s = self._clock.now_s() - started_s
         return PoolAnswer(state, blocks, elapsed_s, unreachable, self.nodes_by_host, runs, holders)
 
-    async def give_up(self, keys: bytes, store_node: str = NO_NODE) -> int:
+    async def give_up(self, keys: bytes, store_node: str = NO_NODE, tenant: str = "") -> int:
         """End the waits for packed keys that will not come to a node, NO_NODE: to any; return how many ended.
 
         Raises: MooncacheError, TimeoutError.
@@ -154,9 +205,10 @@ class PoolLookup:
         if self._client is None or not self._client.nodes():
             return 0
         async with asyncio.timeout(GIVE_UP_TIMEOUT_S + _GRACE_S):
-            return await self._client.give_up(keys, node=store_node or None, timeout_s=GIVE_UP_TIMEOUT_S)
+            client = self._of(self._client, tenant)
+            return await client.give_up(keys, node=store_node or None, timeout_s=GIVE_UP_TIMEOUT_S)
 
-    async def prefetch(self, keys: bytes, begin_s: float) -> int:
+    async def prefetch(self, keys: bytes, begin_s: float, tenant: str = "") -> int:
         """Let packed keys come up from disks; return how many blocks do.
 
         Raises: MooncacheError, TimeoutError.
@@ -164,14 +216,20 @@ class PoolLookup:
         if self._client is None or not self._client.nodes():
             return 0
         async with asyncio.timeout(PREFETCH_TIMEOUT_S + _GRACE_S):
-            found = await self._client.prefetch(keys, begin_s=begin_s, timeout_s=PREFETCH_TIMEOUT_S)
+            client = self._of(self._client, tenant)
+            found = await client.prefetch(keys, begin_s=begin_s, timeout_s=PREFETCH_TIMEOUT_S)
         return found.blocks
 
     async def close(self) -> None:
         """Let go of the client."""
         client, self._client = self._client, None
+        await self._tenants.close()
         if client is not None:
             await client.close()
+
+    def _of(self, client: StoreClient, tenant: str) -> StoreClient:
+        """The client that sees the tenant's blocks."""
+        return self._tenants.client(client, tenant, self._clock.wall_s()) if tenant else client
 
     async def _connect(self) -> AsyncClient:
         return await AsyncClient.connect(

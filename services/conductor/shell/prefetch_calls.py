@@ -25,7 +25,7 @@ class PrefetchCalls:
         self._pool, self._instruments = pool, instruments
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, decision: Decision, keys: bytes) -> None:
+    def start(self, decision: Decision, keys: bytes, pool_tenant: str = "") -> None:
         """Begin the call that a decision needs, if it needs one. keys: packed, of the prompt."""
         on_ssd = keys_of(decision, keys)
         if not on_ssd:
@@ -33,14 +33,14 @@ class PrefetchCalls:
         if len(self._tasks) >= OPEN_MAX:
             self._instruments.prefetched("dropped", 0)
             return
-        task = asyncio.create_task(self._call(on_ssd, begin_s(decision)))
+        task = asyncio.create_task(self._call(on_ssd, begin_s(decision), pool_tenant))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _call(self, keys: bytes, within_s: float) -> None:
+    async def _call(self, keys: bytes, within_s: float, pool_tenant: str) -> None:
         blocks, outcome = 0, "ok"
         try:
-            blocks = await self._pool.prefetch(keys, within_s)
+            blocks = await self._pool.prefetch(keys, within_s, pool_tenant)
         except TimeoutError:
             outcome = DeadlineExceeded.name
         except MooncacheError as error:

@@ -235,6 +235,7 @@ class SchedulerSide:
                 node=query.node,
                 limit_s=TIMEOUT_S if query.limit_s is None else query.limit_s,
                 with_places=self._break_even is not None,
+                session_token=query.session_token,
             )
             self._lookups.ask(question)
         if found.spared:

@@ -272,6 +272,7 @@ class WorkerSide:
             transfer.await_s,
             transfer.node,
             transfer.is_awaited,
+            transfer.session_token,
         )
 
     def received(self, *, idle: bool) -> Received:

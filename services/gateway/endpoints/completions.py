@@ -166,6 +166,13 @@ class Intake:
         return body.bytes_max(cap, _BODY_BYTES_PER_TOKEN, model_tokens)
 
 
+def _pool_tenant(state: GatewayState, exchange: Exchange, prepared: Prepared) -> str:
+    """Whose blocks the prompt's are at the store nodes; "": the engines' own, which tenants can share."""
+    caller, tokenized = exchange.require_caller(), prepared.tokenized
+    is_shared = caller.admin or (tokenized is not None and tokenized.public_tokens > 0)
+    return "" if is_shared or not state.config.gateway.tenant_sessions_enabled else caller.tenant
+
+
 class RequestDriver:
     """Serves one request; `run` is the whole interface."""
 
@@ -177,7 +184,13 @@ class RequestDriver:
         tokenized = prepared.tokenized
         tokens = max(1, body_bytes // BYTES_PER_TOKEN if tokenized is None else tokenized.token_count)
         self._planner = planner = RequestPlanner(
-            state.conductor, state.offenders, state.clock, exchange, prepared, tokens
+            state.conductor,
+            state.offenders,
+            state.clock,
+            exchange,
+            prepared,
+            tokens,
+            _pool_tenant(state, exchange, prepared),
         )
         self._account = Account(
             state, exchange, prepared.request, planner, is_tokenized=tokenized is not None

@@ -148,7 +148,7 @@ class Conductor:
                 ),
             )
 
-    async def find_blocks(self, keys: bytes, store_node: str) -> int | None:
+    async def find_blocks(self, keys: bytes, store_node: str, pool_tenant: str) -> int | None:
         """How many leading blocks of packed keys the pool has; None when the pool does not say. Never raises.
 
         store_node: at which a leg waits for them. When the pool has all of them, that leg looks again.
@@ -158,7 +158,7 @@ class Conductor:
         try:
             response: pb.FindBlocksResponse = await self._link.call(
                 "FindBlocks",
-                pb.FindBlocksRequest(keys=keys, store_node=store_node),
+                pb.FindBlocksRequest(keys=keys, store_node=store_node, pool_tenant=pool_tenant),
                 pb.FindBlocksResponse,
                 _SCHEDULE_TIMEOUT_S,
             )
@@ -233,7 +233,8 @@ class RequestPlanner:
     """The plans of one request: asks for them, keeps the one in force, counts what was tried.
 
     Attributes: `plan` names no instance until the first one is made; `attempts` what was tried; `prompt_tokens` an
-    estimate where the prompt is not tokenized.
+    estimate where the prompt is not tokenized; `pool_tenant` whose blocks the prompt's are at the store nodes, "" for
+    the engines' own.
     """
 
     def __init__(
@@ -244,12 +245,13 @@ class RequestPlanner:
         exchange: Exchange,
         prepared: Prepared,
         prompt_tokens: int,
+        pool_tenant: str = "",
     ) -> None:
         self._conductor, self._offenders, self._clock, self._exchange = conductor, offenders, clock, exchange
         self._request, self._tokenized = prepared.request, prepared.tokenized
         self._digest = digest_of(prepared.request.path, prepared.forward)
         self.plan = RequestPlan(LegPlan("", ""))
-        self.attempts, self.prompt_tokens = Attempts(), prompt_tokens
+        self.attempts, self.prompt_tokens, self.pool_tenant = Attempts(), prompt_tokens, pool_tenant
 
     async def first(self) -> None:
         """Make the first plan. Raises Refusal: no engine may or can serve it, or engines ended under it before."""
@@ -303,6 +305,7 @@ class RequestPlanner:
             self.attempts,
             prompt_tokens=self.prompt_tokens,
             is_admin=caller.admin,
+            pool_tenant=self.pool_tenant,
         )
         return await self._conductor.plan(asked)
 
@@ -316,6 +319,7 @@ def schedule_request(
     *,
     prompt_tokens: int,
     is_admin: bool,
+    pool_tenant: str = "",
 ) -> pb.ScheduleRequest:
     """The question. Keys are left out where no cache can help, and priority where the caller may not set it."""
     whole = request.whole_prompt
@@ -336,6 +340,7 @@ def schedule_request(
         no_prefill=tokenized is None or not tokenized.block_tokens or whole,
         session=f"{tenant}/{request.session}" if request.session else "",
         priority=request.priority if is_admin else 0,
+        pool_tenant=pool_tenant,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
+from mooncache.auth import session_token
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import EngineFailed, EngineUnavailable, MooncacheError
 from mooncache.gateway.core import body, faults
@@ -207,7 +208,13 @@ class LegRunner:
             request_id=self._exchange.request_id,
             decision_id=self._planner.plan.decision_id,
             expected_ms=to.expected_ms,
+            session_token=self._session_token(),
         )
+
+    def _session_token(self) -> str:
+        """What the engine shows to the pool's nodes: nothing for blocks that are not one tenant's."""
+        tenant, state = self._planner.pool_tenant, self._state
+        return session_token(state.token, tenant, state.clock.wall_s()).text if tenant else ""
 
     def _drop(self, leg: AnyLeg, code: str) -> None:
         if leg.state is not LegState.IDLE:
@@ -335,7 +342,9 @@ class LegRunner:
             return
         blocks = self._handover.awaited_tokens // block_tokens
         keys = self._tokenized.keys[: blocks * KEY_BYTES]
-        there = await self._state.conductor.find_blocks(keys, self._planner.plan.store_node)
+        there = await self._state.conductor.find_blocks(
+            keys, self._planner.plan.store_node, self._planner.pool_tenant
+        )
         if there is None or there >= blocks or self.decode.state.has_ended:
             return
         to = replace(self._planner.plan.decode, wait_tokens=0, wait_ms=0)

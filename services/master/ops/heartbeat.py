@@ -8,6 +8,7 @@ from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.rpc import CallContext
+from mooncache.runtime.tenant_limits import TenantTable
 
 TENANT_NAMES_MAX = 65536
 
@@ -43,7 +44,19 @@ async def handle(
         want_full_report=state.wants_full_report(node),
         commands=_commands(node, beat.draining),
         lease_ms=round(state.limits.membership.dead_after_s * 1000),
+        tenants=_newer_tenants(state, request),
+        want_tenants=request.tenants_version > state.tenants.version,
     )
+
+
+def _newer_tenants(state: MasterState, request: master_pb2.HeartbeatRequest) -> common_pb2.TenantTable | None:
+    """The table of tenants when the node's is older; a newer one is taken over."""
+    if request.HasField("tenants"):
+        found = TenantTable.from_message(request.tenants)
+        if found.version > state.tenants.version:
+            state.tenants = found
+    is_older = request.tenants_version < state.tenants.version
+    return state.tenants.to_message() if is_older else None
 
 
 def _commands(node: Node, draining: bool) -> list[master_pb2.NodeCommand]:

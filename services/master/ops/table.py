@@ -10,13 +10,16 @@ from mooncache.master.ops import (
     get_usage,
     heartbeat,
     list_tasks,
+    list_tenants,
     locate,
     match,
     pin_blocks,
+    purge_tenant,
     register_node,
     remove_blocks,
     replicate_blocks,
     report_blocks,
+    set_tenant,
     trim_blocks,
     unpin_blocks,
     watch_cluster_map,
@@ -25,7 +28,15 @@ from mooncache.master.state import MasterState
 from mooncache.runtime.rpc import MASTER_SERVICE, Handler, RpcTable
 
 # Only the cluster's own processes and its operators may change what the cluster is.
-ADMIN_ONLY = ("RegisterNode", "Heartbeat", "ReportBlocks", "DrainNode")
+ADMIN_ONLY = (
+    "RegisterNode",
+    "Heartbeat",
+    "ReportBlocks",
+    "DrainNode",
+    "SetTenant",
+    "ListTenants",
+    "PurgeTenant",
+)
 
 
 def master_table(state: MasterState) -> RpcTable:
@@ -47,6 +58,9 @@ def master_table(state: MasterState) -> RpcTable:
         "GetTask": get_task.handle,
         "ListTasks": list_tasks.handle,
         "GetUsage": get_usage.handle,
+        "SetTenant": set_tenant.handle,
+        "ListTenants": list_tenants.handle,
+        "PurgeTenant": purge_tenant.handle,
         "GetStatus": get_status.handle,
     }
     return RpcTable(MASTER_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

@@ -124,3 +124,66 @@ class ClusterMap(_message.Message):
     leader: str
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., leader: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
+
+class TenantLimits(_message.Message):
+    __slots__ = ("tenant", "memory_quota_bytes", "memory_share_bytes", "disk_quota_bytes", "disk_share_bytes", "bytes_per_s", "ttl_ms")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    memory_quota_bytes: int
+    memory_share_bytes: int
+    disk_quota_bytes: int
+    disk_share_bytes: int
+    bytes_per_s: int
+    ttl_ms: int
+    def __init__(self, tenant: _Optional[str] = ..., memory_quota_bytes: _Optional[int] = ..., memory_share_bytes: _Optional[int] = ..., disk_quota_bytes: _Optional[int] = ..., disk_share_bytes: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class TenantTable(_message.Message):
+    __slots__ = ("version", "tenants")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantLimits]
+    def __init__(self, version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLimits, _Mapping]]] = ...) -> None: ...
+
+class TenantFigures(_message.Message):
+    __slots__ = ("tenant", "figures")
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    figures: _containers.ScalarMap[str, int]
+    def __init__(self, tenant: _Optional[str] = ..., figures: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class TenantPurge(_message.Message):
+    __slots__ = ("node_id", "code", "blocks", "bytes", "disk_blocks", "disk_bytes", "held_blocks", "failed_blocks", "ended_wall_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    code: int
+    blocks: int
+    bytes: int
+    disk_blocks: int
+    disk_bytes: int
+    held_blocks: int
+    failed_blocks: int
+    ended_wall_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., code: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., ended_wall_ms: _Optional[int] = ...) -> None: ...

@@ -238,7 +238,7 @@ class ReportInstanceResponse(_message.Message):
     def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ..., role_pinned: _Optional[bool] = ..., report_interval_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root")
+    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root", "pool_tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +255,7 @@ class ScheduleRequest(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PASSPORT_ROOT_FIELD_NUMBER: _ClassVar[int]
+    POOL_TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     model: str
@@ -271,7 +272,8 @@ class ScheduleRequest(_message.Message):
     session: str
     priority: int
     passport_root: bytes
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ...) -> None: ...
+    pool_tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ..., pool_tenant: _Optional[str] = ...) -> None: ...
 
 class Leg(_message.Message):
     __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms", "expected_ms")
@@ -522,12 +524,14 @@ class SetInstanceResponse(_message.Message):
     def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ...) -> None: ...
 
 class FindBlocksRequest(_message.Message):
-    __slots__ = ("keys", "store_node")
+    __slots__ = ("keys", "store_node", "pool_tenant")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     STORE_NODE_FIELD_NUMBER: _ClassVar[int]
+    POOL_TENANT_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     store_node: str
-    def __init__(self, keys: _Optional[bytes] = ..., store_node: _Optional[str] = ...) -> None: ...
+    pool_tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., store_node: _Optional[str] = ..., pool_tenant: _Optional[str] = ...) -> None: ...
 
 class FindBlocksResponse(_message.Message):
     __slots__ = ("known", "leading_blocks")

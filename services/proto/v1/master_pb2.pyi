@@ -95,7 +95,7 @@ class RegisterNodeResponse(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., want_full_report: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone")
+    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone", "tenants_version", "tenants")
     class TenantNamesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +115,8 @@ class HeartbeatRequest(_message.Message):
     LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
     RAILS_FIELD_NUMBER: _ClassVar[int]
     ARENA_GONE_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     master_term: int
@@ -127,21 +129,27 @@ class HeartbeatRequest(_message.Message):
     last_seq: int
     rails: _containers.RepeatedCompositeFieldContainer[_common_pb2.RdmaRail]
     arena_gone: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ...) -> None: ...
+    tenants_version: int
+    tenants: _common_pb2.TenantTable
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ..., tenants_version: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term")
+    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term", "tenants", "want_tenants")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANT_FULL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    WANT_TENANTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     want_full_report: bool
     commands: _containers.RepeatedScalarFieldContainer[NodeCommand]
     lease_ms: int
     term: int
-    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+    tenants: _common_pb2.TenantTable
+    want_tenants: bool
+    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., want_tenants: _Optional[bool] = ...) -> None: ...
 
 class ReportBlocksRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "kind", "report_id", "first_seq", "last_seq", "part_index", "records")
@@ -432,6 +440,52 @@ class GetUsageResponse(_message.Message):
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUsage]
     def __init__(self, tenants: _Optional[_Iterable[_Union[TenantUsage, _Mapping]]] = ...) -> None: ...
+
+class SetTenantRequest(_message.Message):
+    __slots__ = ("limits",)
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    limits: _common_pb2.TenantLimits
+    def __init__(self, limits: _Optional[_Union[_common_pb2.TenantLimits, _Mapping]] = ...) -> None: ...
+
+class SetTenantResponse(_message.Message):
+    __slots__ = ("version", "node_ids")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[int] = ..., node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListTenantsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeTenants(_message.Message):
+    __slots__ = ("node_id", "tenants")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    tenants: _containers.RepeatedCompositeFieldContainer[_common_pb2.TenantFigures]
+    def __init__(self, node_id: _Optional[str] = ..., tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ...) -> None: ...
+
+class ListTenantsResponse(_message.Message):
+    __slots__ = ("table", "nodes")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    table: _common_pb2.TenantTable
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeTenants]
+    def __init__(self, table: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeTenants, _Mapping]]] = ...) -> None: ...
+
+class PurgeTenantRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class PurgeTenantResponse(_message.Message):
+    __slots__ = ("purges",)
+    PURGES_FIELD_NUMBER: _ClassVar[int]
+    purges: _containers.RepeatedCompositeFieldContainer[_common_pb2.TenantPurge]
+    def __init__(self, purges: _Optional[_Iterable[_Union[_common_pb2.TenantPurge, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

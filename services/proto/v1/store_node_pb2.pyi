@@ -117,6 +117,44 @@ class SetDrainingResponse(_message.Message):
     state: _common_pb2.NodeState
     def __init__(self, state: _Optional[_Union[_common_pb2.NodeState, str]] = ...) -> None: ...
 
+class NodeSetTenantsRequest(_message.Message):
+    __slots__ = ("table", "fence")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    table: _common_pb2.TenantTable
+    fence: Fence
+    def __init__(self, table: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class NodeSetTenantsResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class NodeGetTenantsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeGetTenantsResponse(_message.Message):
+    __slots__ = ("tenants",)
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
+    tenants: _containers.RepeatedCompositeFieldContainer[_common_pb2.TenantFigures]
+    def __init__(self, tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ...) -> None: ...
+
+class NodePurgeTenantRequest(_message.Message):
+    __slots__ = ("tenant", "fence")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    fence: Fence
+    def __init__(self, tenant: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class NodePurgeTenantResponse(_message.Message):
+    __slots__ = ("purge",)
+    PURGE_FIELD_NUMBER: _ClassVar[int]
+    purge: _common_pb2.TenantPurge
+    def __init__(self, purge: _Optional[_Union[_common_pb2.TenantPurge, _Mapping]] = ...) -> None: ...
+
 class GetNodeStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -14,6 +14,7 @@ from mooncache.errors import MooncacheError, NotLeader, StaleIncarnation, Unknow
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.tenant_limits import TenantTable
 from mooncache.store_node.state import StoreNodeState, arena_gone, stat
 
 PROTOCOL_MINOR = 1
@@ -125,7 +126,7 @@ async def heartbeat(state: StoreNodeState) -> None:
         MooncacheError: no master answered.
     """
     assert state.link is not None
-    stats = state.core.stats()
+    stats, tenants = state.core.stats(), state.tenants
     response = await state.link.call_once(
         "Heartbeat",
         master_pb2.HeartbeatRequest(
@@ -141,6 +142,8 @@ async def heartbeat(state: StoreNodeState) -> None:
             last_seq=state.core.event_seq(),
             rails=state.rails(),
             arena_gone=arena_gone(stats),
+            tenants_version=tenants.table.version if tenants is not None else 0,
+            tenants=tenants.table.to_message() if tenants is not None and tenants.wanted else None,
         ),
         master_pb2.HeartbeatResponse,
         min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
@@ -152,6 +155,10 @@ async def heartbeat(state: StoreNodeState) -> None:
     state.terms.hear(response.term, state.membership.heard_s)
     if response.want_full_report and not state.planner.reporting_full:
         state.planner.request_full("requested in a heartbeat's answer")
+    if tenants is not None:
+        tenants.wanted = response.want_tenants
+        if response.HasField("tenants"):
+            tenants.take(TenantTable.from_message(response.tenants))
     for command in response.commands:
         if command == master_pb2.NODE_COMMAND_DRAIN_ON:
             _drain(state, draining=True)

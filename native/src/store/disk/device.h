@@ -122,6 +122,14 @@ class Device {
   // end.
   using Visit = std::function<void(TenantId, const Key&, uint64_t, uint32_t)>;
   uint64_t walk(uint64_t cursor, uint32_t limit, const Visit& visit) const;
+  // What each tenant has here.
+  std::vector<DiskUse> uses() const;
+  uint64_t bytes_of(TenantId tenant) const;
+  // Removes a block and overwrites its record (device_purge.cpp), which lasts from the next sync_purged() on.
+  // Its bytes; 0: it is not here. BACK_PRESSURE: it is being written, and is still here. INTERNAL: it is
+  // removed, but the disk did not take the overwrite.
+  Result<uint64_t> purge(TenantId tenant, const Key& key);
+  bool sync_purged();
   // Writes what it holds and closes the open segment. Nothing is served afterwards.
   void close();
   DeviceStats stats() const;
@@ -263,6 +271,7 @@ class Device {
   void write_footers();
   void wipe(uint32_t number);
   void reclaim();
+  bool moves_on(const DiskEntry& entry) const;
   void want_kept(const DiskEntry& entry, bool pinned);
   void keep_again(const std::shared_ptr<Fetch>& fetch);
   bool keep(const Fetch& fetch);
@@ -287,6 +296,7 @@ class Device {
     return pin != pins_.end() && pin->second > now_ms;
   }
   void expire_pins(uint64_t now_ms);
+  bool overwrite(Location at, uint64_t bytes);
 
   const DeviceOptions options_;
   Memory& memory_;
@@ -298,7 +308,8 @@ class Device {
   std::vector<uint32_t> free_reads_, free_chunks_;
   uint64_t chunk_bytes_ = 0;
 
-  mutable std::mutex mutex_;  // leaf: no other lock is taken under it
+  std::mutex purge_mutex_;
+  mutable std::mutex mutex_;  // no lock is taken under it but that of tenants' limits (Memory::claim)
   DiskIndex index_;
   std::unordered_map<uint32_t, std::shared_ptr<Fetch>> fetches_;  // by entry
   std::unordered_map<uint32_t, uint64_t> pins_;                   // by entry: until when

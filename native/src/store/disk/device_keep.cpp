@@ -5,7 +5,8 @@ namespace mooncache::store::disk {
 
 namespace {
 
-constexpr uint64_t kPinnedPart = 4;  // of the disk, that pins may hold
+constexpr uint64_t kPinnedPart = 4;    // of the disk, that pins may hold
+constexpr uint64_t kReservedPart = 2;  // of a segment, that moves on for tenants within their shares
 
 }  // namespace
 
@@ -56,6 +57,15 @@ bool Device::leaves_room_to_move(uint64_t bytes) {
   if (free_segments_.size() > 1 || fits_open(bytes)) return true;
   const std::lock_guard lock(mutex_);
   return pins_.empty();
+}
+
+// Whether a block of the oldest segment gets another turn. mutex_ is held.
+bool Device::moves_on(const DiskEntry& entry) const {
+  const uint64_t bytes = record_bytes(entry.size);
+  const Claim claim = memory_.claim(index_.tenant_of(entry), index_.bytes_of(entry));
+  if (claim == Claim::kOver) return false;
+  if (claim == Claim::kReserved) return kept_bytes_ + bytes <= layout_.segment_bytes / kReservedPart;
+  return worth_keeping(entry.hits, kept_bytes_, bytes, layout_.segment_bytes);
 }
 
 // mutex_ is held.

@@ -150,6 +150,10 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
     ++seen.refused;
     return Demotion::kRefused;
   }
+  if (!memory_.may_hold(block.tenant, block.size)) {
+    ++seen.refused;
+    return Demotion::kRefused;
+  }
   if (!budget_.allows(bytes, now_ms_) || !leaves_room_to_move(bytes) || !room_for(bytes)) {
     ++seen.dropped;
     return Demotion::kLater;
@@ -436,8 +440,7 @@ void Device::reclaim() {
         const DiskEntry& entry = index_[at];
         if (entry.size == 0 || entry.segment != number) continue;
         const bool pinned = is_pinned(at, now_ms_);
-        if (entry.written && (pinned || worth_keeping(entry.hits, kept_bytes_, record_bytes(entry.size),
-                                                      layout_.segment_bytes))) {
+        if (entry.written && (pinned || moves_on(entry))) {
           want_kept(entry, pinned);
           continue;
         }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "mooncache/store.h"
 #include "mooncache/types.h"
 #include "store/slab.h"
 #include "store/slot_index.h"
@@ -48,7 +49,9 @@ class DiskIndex {
       entries_[number].key = key;
       entries_[number].tenant = static_cast<uint16_t>(name);
       cells_.insert(hash_of(tenant, key), number, [this](uint32_t other) { return hash_at(other); });
+      ++uses_[name].blocks;
     } else {
+      uses_[entries_[number].tenant].bytes -= entries_[number].size;
       bytes_ -= entries_[number].size;
     }
     DiskEntry& entry = entries_[number];
@@ -58,17 +61,26 @@ class DiskIndex {
     entry.hits = 0;
     entry.written = written;
     bytes_ += size;
+    uses_[entry.tenant].bytes += size;
     return number;
   }
   void erase(uint32_t number) {
     cells_.erase(hash_at(number), number, [this](uint32_t other) { return hash_at(other); });
     bytes_ -= entries_[number].size;
+    uses_[entries_[number].tenant].bytes -= entries_[number].size;
+    --uses_[entries_[number].tenant].blocks;
     entries_[number].size = 0;
     entries_.release(number);
   }
   DiskEntry& operator[](uint32_t number) { return entries_[number]; }
   const DiskEntry& operator[](uint32_t number) const { return entries_[number]; }
   TenantId tenant_of(const DiskEntry& entry) const { return tenants_[entry.tenant]; }
+  const std::vector<DiskUse>& uses() const { return uses_; }
+  uint64_t bytes_of(const DiskEntry& entry) const { return uses_[entry.tenant].bytes; }
+  uint64_t bytes_of(TenantId tenant) const {
+    const auto found = numbers_.find(tenant);
+    return found == numbers_.end() ? 0 : uses_[found->second].bytes;
+  }
   static Location location_of(const DiskEntry& entry) { return {entry.segment, entry.next}; }
   uint32_t slots() const { return entries_.size(); }  // numbers below were in use at least once
   uint32_t count() const { return cells_.count(); }
@@ -84,6 +96,7 @@ class DiskIndex {
     if (tenants_.size() >= kMaxTenants) return kNone;
     const auto number = static_cast<uint16_t>(tenants_.size());
     tenants_.push_back(tenant);
+    uses_.push_back({tenant, 0, 0});
     numbers_.emplace(tenant, number);
     return number;
   }
@@ -104,6 +117,7 @@ class DiskIndex {
   Slab<DiskEntry, 1024> entries_;
   SlotIndex cells_;
   std::vector<TenantId> tenants_;
+  std::vector<DiskUse> uses_;  // by the same numbers
   std::unordered_map<TenantId, uint16_t> numbers_;
   uint64_t bytes_ = 0;
 };

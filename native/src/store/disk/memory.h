@@ -23,6 +23,9 @@ struct ColdBlock {
   double chance = -1;  // of a use in the next two hours; below 0: the policy does not say
 };
 
+// kReserved: within its share, so its blocks move on. kOver: they go first, read or not.
+enum class Claim : uint8_t { kNone, kReserved, kOver };
+
 enum class Demotion : uint8_t { kWritten, kRefused, kLater };
 
 // From the disk's thread, which holds no lock then.
@@ -45,6 +48,11 @@ class Memory {
   virtual void written(TenantId tenant, const Key& key, uint64_t size) = 0;
   // It no longer has the block.
   virtual void lost(TenantId tenant, const Key& key, uint64_t size, RemoveReason reason) = 0;
+  // What a tenant that has so many bytes on one disk may ask of it when room is made there. Without a lock of
+  // the store.
+  virtual Claim claim(TenantId, uint64_t) { return Claim::kNone; }
+  // Whether the tenant may have so many bytes more on the disks.
+  virtual bool may_hold(TenantId, uint64_t) { return true; }
   virtual void log(uint8_t level, const char* event, std::string message) = 0;
 };
 

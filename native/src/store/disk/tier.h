@@ -48,6 +48,30 @@ class SsdTier {
     Device* device = of(tenant, key);
     return device == nullptr ? Code::kNotFound : device->unpin(tenant, key);
   }
+  // What tenants have on all disks; one may be named by several.
+  std::vector<DiskUse> uses() const {
+    std::vector<DiskUse> all;
+    for (const auto& device : devices_) {
+      if (device == nullptr) continue;
+      const std::vector<DiskUse> uses = device->uses();
+      all.insert(all.end(), uses.begin(), uses.end());
+    }
+    return all;
+  }
+  uint64_t bytes_of(TenantId tenant) const {
+    uint64_t bytes = 0;
+    for (const auto& device : devices_) bytes += device == nullptr ? 0 : device->bytes_of(tenant);
+    return bytes;
+  }
+  Result<uint64_t> purge(TenantId tenant, const Key& key) {
+    Device* device = of(tenant, key);
+    return device == nullptr ? Result<uint64_t>(uint64_t{0}) : device->purge(tenant, key);
+  }
+  bool sync_purged() {
+    bool lasts = true;
+    for (const auto& device : devices_) lasts = (device == nullptr || device->sync_purged()) && lasts;
+    return lasts;
+  }
   // One page of the walk over all disks; the next cursor, 0 at the end.
   uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const;
   void close();

@@ -220,7 +220,8 @@ class RequestBook:
         node, limit_s = request.hint.store_node if awaited else "", None
         if self._weighing is not None and not awaited and not request.promise_end:
             limit_s = self._weighing.known.ask_s(blocks - request.local_blocks)
-        return Matched(None, PoolQuery(request.request_id, keys, awaited, until_s, node, limit_s))
+        token = request.hint.session_token
+        return Matched(None, PoolQuery(request.request_id, keys, awaited, until_s, node, limit_s, token))
 
     def _awaited(self, request: RequestState) -> int:
         """Leading blocks that another instance is computing; 0 when none is missing here."""
@@ -324,7 +325,11 @@ class RequestBook:
         if self._weighing is not None and self._may_cut:
             pace = self._weighing.pace(request.choice, request.hint, first, end)
         transfer = BlockTransfer(
-            request_id, request.chain.packed(first, end), tuple(blocks[first:end]), pace=pace
+            request_id,
+            request.chain.packed(first, end),
+            tuple(blocks[first:end]),
+            pace=pace,
+            session_token=request.hint.session_token,
         )
         if not request.promise_end:
             return transfer
@@ -466,6 +471,7 @@ class RequestBook:
             tuple(blocks[block] for block in chosen),
             node=request.hint.store_node,
             is_awaited=request.hint.is_awaited,
+            session_token=request.hint.session_token,
         )
 
     def _holds(self, request: RequestState, block: int, key: bytes) -> bool:

@@ -22,6 +22,7 @@ class PoolQuery:
     deadline_s: float
     node: str = ""  # where the awaited blocks will be, when that is known
     limit_s: float | None = None  # for the answer, if it is worth no more
+    session_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class BlockTransfer:
     await_s: float = 0.0
     node: str = ""
     is_awaited: bool = False
+    session_token: str = field(default="", repr=False)
 
 
 class Uncached(StrEnum):

@@ -1,0 +1,36 @@
+"""PurgeTenant: all blocks of a tenant go from every node, overwritten."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mooncache import errors
+from mooncache.auth import check_tenant_name
+from mooncache.master.core.membership import Node
+from mooncache.master.messages import fence
+from mooncache.master.state import MasterState
+from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
+from mooncache.runtime.rpc import CallContext
+
+_ANSWER_S = 0.5
+
+
+async def handle(
+    state: MasterState, request: master_pb2.PurgeTenantRequest, context: CallContext
+) -> master_pb2.PurgeTenantResponse:
+    """Ask all known nodes at once; one that does not answer has its error's code. Raises NotLeader, InvalidArgument."""
+    state.require_leading()
+    tenant, term = check_tenant_name(request.tenant), state.membership.term
+    timeout_s = max(0.0, context.deadline_s - state.clock.now_s() - _ANSWER_S)
+
+    async def purge(node: Node) -> common_pb2.TenantPurge:
+        asked = store_node_pb2.NodePurgeTenantRequest(tenant=tenant, fence=fence(term, node))
+        answer = store_node_pb2.NodePurgeTenantResponse
+        try:
+            found = await state.nodes.call(node, "PurgeTenant", asked, answer, timeout_s)
+        except errors.MooncacheError as error:
+            return common_pb2.TenantPurge(node_id=node.node_id, code=error.code)
+        return found.purge
+
+    nodes = sorted(state.membership.nodes.values(), key=lambda node: node.node_id)
+    return master_pb2.PurgeTenantResponse(purges=await asyncio.gather(*map(purge, nodes)))
