@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path  # noqa: F401  (the fields of Where name it, and the command line reads them here)
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter

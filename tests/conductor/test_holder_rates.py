@@ -122,11 +122,11 @@ def test_tokens_take_their_holders_time_and_those_of_others_that_of_their_way() 
     slow = priced({A: 10.0}, local)
     assert slow.held is not None and slow.held.tolist() == [0, 4 * BLOCK, 2 * BLOCK], "memory here is near"
     assert slow.held_s is not None and slow.held_s.tolist() == [0.0, 4 * BLOCK / 10, 2 * BLOCK / 10]
-    assert slow.cold is not None and slow.cold.tolist() == [8 * BLOCK] * 3
+    assert slow.on_ssd is not None and slow.on_ssd.tolist() == [8 * BLOCK] * 3
     every = priced({A: 10.0, B: 1.0, COLD_A: 4.0}, local)
     assert every.held is not None and every.held.tolist() == [12 * BLOCK, 16 * BLOCK, 14 * BLOCK]
     assert every.held_s is not None and every.held_s.tolist() == [4 * BLOCK] * 3, "the slowest of them"
-    assert every.cold is not None and every.cold.tolist() == [0, 0, 0], "counted once"
+    assert every.on_ssd is not None and every.on_ssd.tolist() == [0, 0, 0], "counted once"
 
 
 def test_of_several_copies_all_have_to_be_known() -> None:
@@ -172,7 +172,7 @@ def test_a_snapshot_keeps_what_holders_take() -> None:
     found = take(fleet(*rows), asked, 0.0, np.array([0, 2])).policy_request().sources[0]
     assert found.held is not None and found.held.tolist() == [16, 48]
     assert found.held_s is not None and found.held_s.tolist() == [0.5, 2.5]
-    assert found.here is None and found.cold is None
+    assert found.on_host is None and found.on_ssd is None
 
 
 def decided(core: Scheduler, node: str, now_s: float) -> Decision:

@@ -33,6 +33,7 @@ class TieringTest : public ::testing::Test {
     config.eviction = eviction;
     config.disk.paths = {folder_.string()};
     config.disk.bytes = 64 * kMiB;
+    config.disk.stall_ms = 60'000;  // a busy machine is no stalled disk
     store_ = open_store(config);
   }
   static uint64_t now_ms() {

@@ -3,7 +3,7 @@
 Idea: the rate of a source is the mean of its nodes, and one slow node makes all look slow, or hides among fast
 ones. So a load of which nearly all blocks came from one node teaches that node's rate as well. It counts once it was
 seen a few times; until then, and again when nothing was read there for a while, the rate of the source counts: a node
-that was slow once is tried again. How many nodes are remembered is bounded, those that were read from longest ago go first.
+that was slow once is tried again. A bounded number of nodes is remembered; those read from longest ago go first.
 """
 
 from __future__ import annotations
