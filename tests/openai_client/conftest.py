@@ -26,7 +26,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
             port=0,
             conductor_port=0,
             gateway_port=0,
-            extra_env=(("OMP_NUM_THREADS", "1"),),
+            extra_env=(
+                ("OMP_NUM_THREADS", "1"),
+                ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "512"),  # longer prompts are handed over
+            ),
         )
     )
     stop_after("openai_client", started.stop)
