@@ -12,7 +12,7 @@ namespace mooncache::test {
 namespace {
 
 constexpr TenantId kSmall = 1, kGreedy = 2, kOther = 3;
-constexpr uint64_t kBlock = 64;
+constexpr uint64_t kBlockBytes = 64;
 
 TenantUsage use_of(const Store& store, TenantId tenant) {
   for (const TenantUsage& use : store.tenants()) {
@@ -58,14 +58,14 @@ void put_content(Store& store, uint64_t number, size_t size, TenantId tenant) {
 
 TEST(Tenants, AShareIsNotEvictedForOthers) {
   for (const char* eviction : {"lru", "2q", "mooncache"}) {
-    StoreConfig config = small_config(kBlock * 100);
+    StoreConfig config = small_config(kBlockBytes * 100);
     config.eviction = eviction;
     auto store = open_store(config);
-    store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 25}});
+    store->set_limits(kSmall, {.memory = {.share_bytes = kBlockBytes * 25}});
     for (uint64_t number = 0; number < 25; ++number)
-      ASSERT_EQ(put(*store, number, kBlock, number, kSmall), Code::kOk);
+      ASSERT_EQ(put(*store, number, kBlockBytes, number, kSmall), Code::kOk);
     for (uint64_t number = 0; number < 400; ++number)
-      ASSERT_EQ(put(*store, 1000 + number, kBlock, 100 + number, kGreedy), Code::kOk);
+      ASSERT_EQ(put(*store, 1000 + number, kBlockBytes, 100 + number, kGreedy), Code::kOk);
     EXPECT_EQ(count_present(*store, 0, 25, kSmall), 25u) << eviction;
     EXPECT_EQ(use_of(*store, kGreedy).blocks, 75u) << eviction;
     EXPECT_EQ(use_of(*store, kGreedy).evicted_blocks, 325u) << eviction;
@@ -75,21 +75,21 @@ TEST(Tenants, AShareIsNotEvictedForOthers) {
 }
 
 TEST(Tenants, WhoIsFurthestOverItsShareLosesFirst) {
-  auto store = open_store(small_config(kBlock * 100));
-  store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 40}});
-  store->set_limits(kOther, {.memory = {.share_bytes = kBlock * 10}});
+  auto store = open_store(small_config(kBlockBytes * 100));
+  store->set_limits(kSmall, {.memory = {.share_bytes = kBlockBytes * 40}});
+  store->set_limits(kOther, {.memory = {.share_bytes = kBlockBytes * 10}});
   for (uint64_t number = 0; number < 50; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kSmall), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kSmall), Code::kOk);
   for (uint64_t number = 0; number < 50; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kOther), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kOther), Code::kOk);
   // 10 over and 40 over: what others put comes out of the second one, until both are over by as much.
   for (uint64_t number = 0; number < 30; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kGreedy), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kGreedy), Code::kOk);
   EXPECT_EQ(use_of(*store, kSmall).blocks, 50u);
   EXPECT_EQ(use_of(*store, kOther).blocks, 30u);
   EXPECT_EQ(use_of(*store, kGreedy).blocks, 20u) << "it has no share: from here on it pays for itself";
   for (uint64_t number = 30; number < 60; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kGreedy), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kGreedy), Code::kOk);
   EXPECT_EQ(use_of(*store, kGreedy).blocks, 20u);
   EXPECT_SOUND(*store);
 }
@@ -98,12 +98,12 @@ TEST(Tenants, AShareHoldsWhereSlotsRunOutBeforeBytes) {
   StoreConfig config = small_config(1 << 20);
   config.expected_block_bytes = 4096;
   auto store = open_store(config);
-  store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 40}});
+  store->set_limits(kSmall, {.memory = {.share_bytes = kBlockBytes * 40}});
   for (uint64_t number = 0; number < 40; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kSmall), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kSmall), Code::kOk);
   uint64_t stored = 0;
   for (uint64_t number = 1000; number < 6000; ++number)
-    stored += put(*store, number, kBlock, 0, kGreedy) == Code::kOk ? 1 : 0;
+    stored += put(*store, number, kBlockBytes, 0, kGreedy) == Code::kOk ? 1 : 0;
   EXPECT_EQ(stored, 5000u);
   EXPECT_GT(use_of(*store, kGreedy).evicted_blocks, 1000u) << "there were not that many slots";
   EXPECT_EQ(count_present(*store, 0, 40, kSmall), 40u);
@@ -111,56 +111,56 @@ TEST(Tenants, AShareHoldsWhereSlotsRunOutBeforeBytes) {
 }
 
 TEST(Tenants, APinnedBlockOfTheLoserIsPassedOver) {
-  auto store = open_store(small_config(kBlock * 20));
-  store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 5}});
+  auto store = open_store(small_config(kBlockBytes * 20));
+  store->set_limits(kSmall, {.memory = {.share_bytes = kBlockBytes * 5}});
   std::vector<PinId> pins;
   for (uint64_t number = 0; number < 12; ++number) {
-    ASSERT_EQ(put(*store, number, kBlock, 0, kGreedy), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kGreedy), Code::kOk);
     pins.push_back(store->acquire(kGreedy, key_of(number), 0)->id);
   }
   for (uint64_t number = 0; number < 8; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kSmall), Code::kOk);
-  EXPECT_EQ(put(*store, 100, kBlock, 0, kOther), Code::kOk) << "the next one over its share pays";
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kSmall), Code::kOk);
+  EXPECT_EQ(put(*store, 100, kBlockBytes, 0, kOther), Code::kOk) << "the next one over its share pays";
   EXPECT_EQ(use_of(*store, kSmall).blocks, 7u);
   for (const PinId pin : pins) store->release(pin);
   EXPECT_SOUND(*store);
 }
 
 TEST(Tenants, LimitsEndWhenTheyAreTakenBack) {
-  auto store = open_store(small_config(kBlock * 20));
-  store->set_limits(kSmall, {.memory = {.share_bytes = kBlock * 10}});
+  auto store = open_store(small_config(kBlockBytes * 20));
+  store->set_limits(kSmall, {.memory = {.share_bytes = kBlockBytes * 10}});
   for (uint64_t number = 0; number < 10; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kSmall), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kSmall), Code::kOk);
   store->set_limits(kSmall, {});
   for (uint64_t number = 0; number < 40; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kGreedy), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kGreedy), Code::kOk);
   EXPECT_EQ(use_of(*store, kSmall).blocks, 0u);
 }
 
 TEST(Tenants, FiguresSayWhatEachHasDone) {
-  auto store = open_store(small_config(kBlock * 100));
+  auto store = open_store(small_config(kBlockBytes * 100));
   store->tend_tenants(1000, 100);
   for (uint64_t number = 0; number < 10; ++number)
-    ASSERT_EQ(put(*store, number, kBlock, 0, kSmall), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 0, kSmall), Code::kOk);
   store->tend_tenants(3000, 100);
   for (int times = 0; times < 3; ++times) store->release(store->acquire(kSmall, key_of(1), 0)->id);
   EXPECT_EQ(store->acquire(kSmall, key_of(99), 0).code(), Code::kNotFound);
   EXPECT_EQ(store->acquire(kOther, key_of(1), 0).code(), Code::kNotFound);
   const TenantUsage use = use_of(*store, kSmall);
   EXPECT_EQ(use.stored_blocks, 10u);
-  EXPECT_EQ(use.stored_bytes, 10 * kBlock);
+  EXPECT_EQ(use.stored_bytes, 10 * kBlockBytes);
   EXPECT_EQ(use.hits, 3u);
-  EXPECT_EQ(use.hit_bytes, 3 * kBlock);
+  EXPECT_EQ(use.hit_bytes, 3 * kBlockBytes);
   EXPECT_EQ(use.misses, 1u);
-  EXPECT_EQ(use.byte_ms, 2000 * 10 * kBlock);
+  EXPECT_EQ(use.byte_ms, 2000 * 10 * kBlockBytes);
   EXPECT_EQ(use_of(*store, kOther).misses, 1u);
 }
 
 TEST(Tenants, OfVeryManyTheRestIsCountedTogether) {
-  auto store = open_store(small_config(kBlock * 4));
+  auto store = open_store(small_config(kBlockBytes * 4));
   constexpr uint64_t kMany = store::Tenants::kRemembered + 500;
   for (uint64_t tenant = 1; tenant <= kMany; ++tenant)
-    ASSERT_EQ(put(*store, 7, kBlock, 0, tenant), Code::kOk);
+    ASSERT_EQ(put(*store, 7, kBlockBytes, 0, tenant), Code::kOk);
   EXPECT_LE(store->tenants().size(), store::Tenants::kRemembered + 1);
   uint64_t stored = store->other_tenants().stored_blocks;
   for (const TenantUsage& use : store->tenants()) stored += use.stored_blocks;
@@ -169,11 +169,11 @@ TEST(Tenants, OfVeryManyTheRestIsCountedTogether) {
 }
 
 TEST(Tenants, BlocksEndWithTheirTtl) {
-  auto store = open_store(small_config(kBlock * 100));
+  auto store = open_store(small_config(kBlockBytes * 100));
   store->set_limits(kSmall, {.ttl_ms = 5000});
   for (uint64_t number = 0; number < 10; ++number) {
-    ASSERT_EQ(put(*store, number, kBlock, 1000 * number, kSmall), Code::kOk);
-    ASSERT_EQ(put(*store, number, kBlock, 1000 * number, kOther), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 1000 * number, kSmall), Code::kOk);
+    ASSERT_EQ(put(*store, number, kBlockBytes, 1000 * number, kOther), Code::kOk);
   }
   for (int turn = 0; turn < 20; ++turn) store->tend_tenants(9999, 64);
   EXPECT_EQ(count_present(*store, 0, 10, kSmall), 5u) << "of 5, 6, 7, 8 and 9 s";
@@ -183,11 +183,11 @@ TEST(Tenants, BlocksEndWithTheirTtl) {
 }
 
 TEST(Tenants, ARateIsHeldOverTime) {
-  auto store = open_store(small_config(kBlock * 1000));
-  store->set_limits(kSmall, {.bytes_per_s = 10 * kBlock});
+  auto store = open_store(small_config(kBlockBytes * 1000));
+  store->set_limits(kSmall, {.bytes_per_s = 10 * kBlockBytes});
   uint64_t stored = 0, number = 0;
   for (uint64_t now_ms = 1; now_ms <= 10'001; now_ms += 10) {
-    const Code code = put(*store, number++, kBlock, now_ms, kSmall);
+    const Code code = put(*store, number++, kBlockBytes, now_ms, kSmall);
     ASSERT_TRUE(code == Code::kOk || code == Code::kBackPressure);
     stored += code == Code::kOk ? 1 : 0;
   }
