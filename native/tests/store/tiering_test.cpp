@@ -118,7 +118,9 @@ TEST_F(TieringTest, WhatLeftMemoryComesBack) {
   EXPECT_EQ(match.leading_run, keys.size());
   uint64_t marked = 0;
   for (const uint8_t bits : match.on_disk) marked += std::popcount(bits);
-  EXPECT_EQ(marked, below.size());
+  // What is still on its way down arrives meanwhile.
+  EXPECT_GE(marked, below.size());
+  EXPECT_LE(marked, all_present(Tier::kSsd).size());
   for (const uint64_t i : below) EXPECT_TRUE(get(i)) << i;
   EXPECT_GT(disk("reads"), 150u);
   EXPECT_EQ(disk("corrupt_blocks"), 0u);
