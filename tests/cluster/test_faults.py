@@ -22,7 +22,7 @@ import pytest
 
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.cli.common import Where
-from mooncache.cli.snapshot import Looker
+from mooncache.cli.snapshot import ClusterPoller
 from mooncache.client.state_dir import PartView, read_cluster_file
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
@@ -147,11 +147,11 @@ def parts_of(up: Up) -> dict[str, PartView]:
 
 async def well(up: Up) -> bool:
     """Every process runs and answers, every engine is ready, the pool has its node: what `mooncache status` asks."""
-    looker = Looker(Where(state_dir=up.folder, timeout="5s"))
+    poller = ClusterPoller(Where(state_dir=up.folder, timeout="5s"))
     try:
-        look = await looker.look(with_metrics=False)
+        look = await poller.poll(with_metrics=False)
     finally:
-        await looker.close()
+        await poller.close()
     if look.status is None or look.instances is None:
         return False
     engines = {row["instance_id"]: row["state"] for row in look.instances}

@@ -131,7 +131,7 @@ def test_a_frame_of_the_tokeniser(data: bytes) -> None:
     frame = beside.read_frame(io.BytesIO(data))
     if frame is not None:
         assert data[8 : 8 + len(frame)] == frame
-        for kind in (beside.ASKS, prepared.ANSWERS):
+        for kind in (beside.COMMANDS, prepared.ANSWERS):
             with contextlib.suppress(msgspec.DecodeError):
                 msgspec.msgpack.decode(frame, type=kind)
 

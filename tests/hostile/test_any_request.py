@@ -115,7 +115,7 @@ def test_a_master_answers_or_refuses(steps: Steps) -> None:
 class NoPool:
     connected, node_count = False, 0
 
-    async def match(self, keys: bytes) -> PoolAnswer:
+    async def match(self, keys: bytes, tenant: str = "") -> PoolAnswer:
         return PoolAnswer(PoolState.ABSENT)
 
 

@@ -10,8 +10,9 @@ import pytest
 from mooncache.reproduce import registry
 from mooncache.reproduce.finding import Sheet
 from mooncache.reproduce.lab import Lab
-from mooncache.reproduce.scenarios.calibration import break_even_gb_per_s, decode_s, prefill_s
+from mooncache.reproduce.scenarios.calibration import break_even_gb_per_s, decode_s
 from mooncache.reproduce.scenarios.hit_ratio import measure
+from mooncache.reproduce.setting import PROFILE
 from mooncache.reproduce.workloads import Sources
 from mooncache.traces import read
 
@@ -51,7 +52,7 @@ def test_the_profile_fits_all_ten_points_of_figure_14() -> None:
 
 def test_decode_steps_of_figure_14() -> None:
     assert 128 * decode_s(1, 128 * 1024) == pytest.approx(3.937, rel=0.01)
-    assert prefill_s(8192, 0) == pytest.approx(1.005, rel=0.045)
+    assert PROFILE.prefill.seconds(8192, 0) == pytest.approx(1.005, rel=0.045)
 
 
 def test_long_prompts_gain_from_pipelines_and_never_more_than_the_nodes() -> None:

@@ -120,6 +120,7 @@ class SimNode:
             "UnpinBlocks": self._unpin_blocks,
             "SetDraining": self._set_draining,
             "GetNodeStatus": self._get_status,
+            **dict.fromkeys(("GetTenants", "SetTenants", "PurgeTenant"), self._no_tenants),
         }
         table = RpcTable(STORE_NODE_SERVICE, self, handlers)
         self.world.network.serve(self.node_id, OpRunner(table, self.world.clock), Authenticator(CLUSTER))
@@ -325,6 +326,9 @@ class SimNode:
 
     async def _get_status(self, _: object, request: object, __: object) -> object:
         return store_node_pb2.GetNodeStatusResponse(node_id=self.node_id, incarnation=self.incarnation)
+
+    async def _no_tenants(self, _: object, __: object, ___: object) -> object:
+        raise errors.Unsupported("Nodes of this world have no table of tenants.")
 
 
 class World:
