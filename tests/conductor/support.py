@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from mooncache.conductor.config import settings_of
-from mooncache.conductor.core.decisions import SchedulerSettings
+from mooncache.conductor.core.decisions import Decision, SchedulerSettings
 from mooncache.conductor.core.policy.types import Rules
+from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
+from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.service import ConductorService
 from mooncache.config import ConductorSection, Config, load
 from mooncache.errors import ConductorUnavailable
+from mooncache.kvcache.leg_hint import CacheReport, LegRole, LoadedFrom
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE
@@ -152,3 +155,20 @@ def serve(folder: Path, scenario: Callable[[Conductor], Awaitable[None]], **over
 def pair() -> list[pb.Instance]:
     """A prefill instance "p" and a decode instance "d"."""
     return [instance("p", PREFILL), instance("d", DECODE)]
+
+
+def loaded(core: Scheduler, decision: Decision, place: LoadedFrom, seconds: float, now_s: float) -> None:
+    """The engine says that it loaded 64 MiB from there, in so many seconds."""
+    tokens = place.blocks * BLOCK
+    cache = CacheReport(
+        hit_tokens=tokens,
+        loaded_tokens=tokens,
+        loaded_bytes=64 << 20,
+        load_ms=seconds * 1e3,
+        loaded_from=(place,),
+    )
+    first = ProgressReport(Phase.FIRST_TOKEN, elapsed_s=seconds + 0.5)
+    core.report_progress(decision.decision_id, first, now_s)
+    leg = LegReport(LegRole.DECODE, decision.decode, cache=cache)
+    end = ProgressReport(Phase.FINISHED, elapsed_s=seconds + 1, output_tokens=4, legs=(leg,))
+    core.report_progress(decision.decision_id, end, now_s)

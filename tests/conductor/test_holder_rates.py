@@ -23,15 +23,14 @@ from mooncache.conductor.core.holder_rates import (
 from mooncache.conductor.core.placed import RUNS_MAX, PlacedRun, at_holders, holders_of, runs_of, sources
 from mooncache.conductor.core.policy.fetching import fetch_row_s, fetch_s
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, PrefixSource, TransferCost
-from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.snapshot import take
 from mooncache.kvcache.block_index import native_index
-from mooncache.kvcache.leg_hint import CacheReport, LegRole, LoadedFrom
+from mooncache.kvcache.leg_hint import LoadedFrom
 from tests.conductor.fleets import Row, fleet, near, request
-from tests.conductor.support import BLOCK, chain, scheduler_settings
+from tests.conductor.support import BLOCK, chain, loaded, scheduler_settings
 
 A, B, COLD_A = BlockHolder("a", False), BlockHolder("b", False), BlockHolder("a", True)
 ON_A, ON_B = frozenset({"host-a"}), frozenset({"host-b"})
@@ -184,22 +183,6 @@ def decided(core: Scheduler, node: str, now_s: float) -> Decision:
     return decision
 
 
-def loaded(core: Scheduler, decision: Decision, node: str, seconds: float, now_s: float) -> None:
-    """The engine says that it loaded 64 MiB from the node."""
-    cache = CacheReport(
-        hit_tokens=32 * BLOCK,
-        loaded_tokens=32 * BLOCK,
-        loaded_bytes=64 << 20,
-        load_ms=seconds * 1e3,
-        loaded_from=(LoadedFrom(node, "dram", 32),),
-    )
-    first = ProgressReport(Phase.FIRST_TOKEN, elapsed_s=seconds + 0.5)
-    core.report_progress(decision.decision_id, first, now_s)
-    leg = LegReport(LegRole.DECODE, decision.decode, cache=cache)
-    end = ProgressReport(Phase.FINISHED, elapsed_s=seconds + 1, output_tokens=4, legs=(leg,))
-    core.report_progress(decision.decision_id, end, now_s)
-
-
 def test_a_slow_node_is_left_and_a_fast_one_of_the_same_way_is_read() -> None:
     core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     info = InstanceInfo(
@@ -207,8 +190,20 @@ def test_a_slow_node_is_left_and_a_fast_one_of_the_same_way_is_read() -> None:
     )
     core.register(info, InstanceState.READY, 0.0)
     for number in range(1, 6):
-        loaded(core, decided(core, "slow", 20.0 * number), "slow", 60.0, 20.0 * number + 5)
-        loaded(core, decided(core, "fast", 20.0 * number + 10), "fast", 0.01, 20.0 * number + 15)
+        loaded(
+            core,
+            decided(core, "slow", 20.0 * number),
+            LoadedFrom("slow", "dram", 32),
+            60.0,
+            20.0 * number + 5,
+        )
+        loaded(
+            core,
+            decided(core, "fast", 20.0 * number + 10),
+            LoadedFrom("fast", "dram", 32),
+            0.01,
+            20.0 * number + 15,
+        )
     found = {}
     for node in ("slow", "fast", "new"):
         found[node] = decided(core, node, 200.0)

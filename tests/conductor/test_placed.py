@@ -16,14 +16,13 @@ from mooncache.conductor.core.placed import RUNS_MAX, PlacedRun, host_tokens, ru
 from mooncache.conductor.core.policy import branches
 from mooncache.conductor.core.policy.fetching import fetch_row_s, fetch_s
 from mooncache.conductor.core.policy.types import NO_ROW, Branch, PrefixSource, TransferCost
-from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.snapshot import take
 from mooncache.kvcache.block_index import native_index
-from mooncache.kvcache.leg_hint import CacheReport, LegRole, LoadedFrom
+from mooncache.kvcache.leg_hint import LoadedFrom
 from tests.conductor.fleets import Row, choose, fleet, near, request
-from tests.conductor.support import BLOCK, chain, scheduler_settings
+from tests.conductor.support import BLOCK, chain, loaded, scheduler_settings
 
 WARM_A, WARM_B = BlockCopy("node-a", BlockTier.DRAM), BlockCopy("node-b", BlockTier.DRAM)
 COLD_A = BlockCopy("node-a", BlockTier.SSD)
@@ -176,22 +175,6 @@ def decided(core: Scheduler, runs: tuple[PlacedRun, ...], now_s: float) -> Decis
     return decision
 
 
-def loaded(core: Scheduler, decision: Decision, seconds: float, tier: str, now_s: float) -> None:
-    """The engine says that it loaded 64 MiB from the node."""
-    cache = CacheReport(
-        hit_tokens=32 * BLOCK,
-        loaded_tokens=32 * BLOCK,
-        loaded_bytes=64 << 20,
-        load_ms=seconds * 1e3,
-        loaded_from=(LoadedFrom("node-a", tier, 32),),
-    )
-    first = ProgressReport(Phase.FIRST_TOKEN, elapsed_s=seconds + 0.5)
-    core.report_progress(decision.decision_id, first, now_s)
-    leg = LegReport(LegRole.DECODE, decision.decode, cache=cache)
-    end = ProgressReport(Phase.FINISHED, elapsed_s=seconds + 1, output_tokens=4, legs=(leg,))
-    core.report_progress(decision.decision_id, end, now_s)
-
-
 def test_what_engines_loaded_from_disks_prices_disks_and_not_memory() -> None:
     core = Scheduler(scheduler_settings(), random.Random(1), native_index)
     info = InstanceInfo(
@@ -200,8 +183,16 @@ def test_what_engines_loaded_from_disks_prices_disks_and_not_memory() -> None:
     core.register(info, InstanceState.READY, 0.0)
     warm, cold = (PlacedRun(32, False, ON_A),), (PlacedRun(32, True, frozenset()),)
     for number in range(1, 9):
-        loaded(core, decided(core, cold, 10.0 * number), 4.0, "ssd", 10.0 * number + 5)
-        loaded(core, decided(core, warm, 10.0 * number + 6), 0.01, "dram", 10.0 * number + 7)
+        loaded(
+            core, decided(core, cold, 10.0 * number), LoadedFrom("node-a", "ssd", 32), 4.0, 10.0 * number + 5
+        )
+        loaded(
+            core,
+            decided(core, warm, 10.0 * number + 6),
+            LoadedFrom("node-a", "dram", 32),
+            0.01,
+            10.0 * number + 7,
+        )
     model = core.models.of("m")
     slow = model.from_ssd["a"].bytes_per_s.value
     fast = model.from_host["a"].bytes_per_s.value
