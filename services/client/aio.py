@@ -69,13 +69,9 @@ class AsyncClient:
         other = copy.copy(self)
         other._options = dataclasses.replace(self._options, tenant=session.tenant, key=session.key)
         other._control, other._owns_pool = None, False
-        other._engine = ClientCore(
-            new_native(self._options, session),
-            default_timeout_s=self._options.timeout_s,
-            default_replicas=self._options.replicas,
-            locate=locate if control is not None else None,
+        other._engine = self._maps.tenant_core(
+            self._options, session, locate if control is not None else None
         )
-        self._maps.add(other._engine)
         return other
 
     @classmethod

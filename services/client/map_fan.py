@@ -6,10 +6,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from mooncache.client.engine import ClientCore
+from mooncache.client.options import new_native
 from mooncache.client.results import ClusterView
 
 if TYPE_CHECKING:
-    from mooncache.client.engine import ClientCore
+    from mooncache.auth import SessionToken
+    from mooncache.client.locator import Locate
+    from mooncache.client.options import ClientOptions
 
 
 class MapFan:
@@ -25,6 +29,17 @@ class MapFan:
         with self._lock:
             self._cores.add(core)
             core.apply_view(self._view)
+
+    def tenant_core(self, options: ClientOptions, session: SessionToken, locate: Locate | None) -> ClientCore:
+        """A core whose sessions at nodes act for a tenant; it gets the maps."""
+        core = ClientCore(
+            new_native(options, session),
+            default_timeout_s=options.timeout_s,
+            default_replicas=options.replicas,
+            locate=locate,
+        )
+        self.add(core)
+        return core
 
     def apply(self, view: ClusterView) -> None:
         """A new map."""

@@ -104,13 +104,9 @@ class Client:
         other = copy.copy(self)
         other._options = dataclasses.replace(self._options, tenant=session.tenant, key=session.key)
         other._control = None
-        other._engine = ClientCore(
-            new_native(self._options, session),
-            default_timeout_s=self._options.timeout_s,
-            default_replicas=self._options.replicas,
-            locate=locate if control is not None else None,
+        other._engine = self._maps.tenant_core(
+            self._options, session, locate if control is not None else None
         )
-        self._maps.add(other._engine)
         return other
 
     # --- put -------------------------------------------------------------------------------------------------
