@@ -73,6 +73,34 @@ struct IndexStats {
   uint64_t popular_blocks = 0;  // with more replicas than fit in line
 };
 
+// What an audit looks for.
+inline constexpr uint16_t kNoDomain = 0xffff;
+struct IndexAudit {
+  std::vector<std::pair<TenantId, uint32_t>> wanted;  // copies of each block of a tenant, sorted by tenant
+  uint32_t wanted_of_others = 1;                      // below 2: the tenant's blocks are not looked at
+  std::vector<uint16_t> domains;  // by holder: what fails together; kNoDomain: its copies do not count
+  uint32_t domain_count = 1;      // domains that there are: no block can have copies in more
+};
+
+// A block with fewer copies than wanted, or (`close`) with enough of them in too few domains.
+struct AuditedBlock {
+  TenantId tenant = 0;
+  Key key;
+  uint64_t size_bytes = 0;
+  uint16_t copies = 0;     // that count, at least 1
+  Tier tier = Tier::kHbm;  // the fastest one that holds a copy
+  bool close = false;
+};
+
+struct AuditPage {
+  uint32_t next = 0;  // where to go on; 0: the whole index was seen
+  uint64_t short_blocks = 0;
+  uint64_t missing_bytes = 0;  // of all copies that are missing
+  uint64_t close_blocks = 0;
+  uint64_t close_bytes = 0;
+  std::vector<AuditedBlock> found;
+};
+
 class BlockIndex {
  public:
   explicit BlockIndex(BlockIndexOptions options = {});
@@ -108,6 +136,10 @@ class BlockIndex {
 
   // Bit i % 8 of byte i / 8 is set when anyone holds key i.
   Result<std::vector<std::byte>> present(TenantId tenant, std::span<const std::byte> keys) const;
+
+  // Looks at up to `entries_max` entries from `start` on (0, or `next` of the page before), and stops behind
+  // `found_max` blocks; with 0 it only counts. Blocks without any copy that counts are left out.
+  AuditPage audit(const IndexAudit& audit, uint32_t start, uint32_t entries_max, size_t found_max) const;
 
   // Blocks are counted once, bytes once per replica. Sorted by tenant; only tenants that have blocks.
   std::vector<std::pair<TenantId, IndexUsage>> tenant_usage() const;

@@ -14,6 +14,7 @@
 // All functions may be called from any thread. Nothing here blocks on I/O or waits for space.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,7 +32,12 @@ namespace mooncache {
 
 namespace store {
 class ArenaMemory;
+namespace disk {
+class ObjectRequests;
 }
+}  // namespace store
+
+using DiskKey = std::array<std::byte, 32>;
 
 // Disks under the memory: the SSD tier. Its blocks survive the process.
 struct DiskConfig {
@@ -42,6 +48,21 @@ struct DiskConfig {
   std::string node_id = "node";    // whose blocks they are: a disk of another node is refused
   bool allow_uring = true;
   uint32_t stall_ms = 500;  // a disk that does not answer for so long is not there
+  // A folder that several nodes share, below the disks or, without disks, below the memory. Each node writes
+  // a log of its own there and reads those of the others. Empty: none.
+  std::string shared_path;
+  uint64_t shared_bytes = 0;              // of this node's log; it never grows
+  uint64_t shared_write_bytes_per_s = 0;  // as above
+  uint32_t shared_scan_ms = 2000;         // between two looks at what the others wrote
+  // An object store in the place of the folder; whoever owns the queue carries the calls out. `shared_path`
+  // is then a folder of this host, for what is not there yet, `shared_spool_bytes` at most.
+  std::shared_ptr<store::disk::ObjectRequests> shared_objects;
+  uint64_t shared_spool_bytes = 1ull << 30;
+  uint32_t shared_timeout_ms = 2000;   // of a read; a store that takes longer is not there
+  uint32_t shared_upload_ms = 10'000;  // what a segment has is in the store after so long, also when not full
+  // What Store::set_keys() and TenantLimits::encrypted say of tenants, before the first block can go down.
+  std::vector<std::pair<TenantId, std::vector<DiskKey>>> keys;
+  std::vector<TenantId> encrypted;
   // What its owner should know: level (20 info, 30 warning, 40 error), event, message. From the disks'
   // threads.
   std::function<void(uint8_t, const char*, std::string)> log;
@@ -139,6 +160,7 @@ struct MatchResult {
   uint32_t present = 0;
   std::vector<uint8_t> bitmap;   // bit i%8 of byte i/8 = key i is present
   std::vector<uint8_t> on_disk;  // the same: present, but not in memory
+  std::vector<uint8_t> shared;   // the same: of these, in the shared directory alone
 };
 
 struct Prefetched {
@@ -217,7 +239,8 @@ struct TierLimits {
 struct TenantLimits {
   TierLimits memory, disk;
   uint64_t bytes_per_s = 0;  // of puts and gets together; beyond it BACK_PRESSURE. 0 = no limit
-  uint64_t ttl_ms = 0;  // of a block since its commit; such a tenant's blocks do not go to disks. 0 = none
+  uint64_t ttl_ms = 0;     // of a block since its commit; such a tenant's blocks do not go to disks. 0 = none
+  bool encrypted = false;  // its blocks go to disks encrypted (Store::set_keys) or not at all
   bool operator==(const TenantLimits&) const = default;
 };
 struct TenantUsage {
@@ -420,6 +443,10 @@ class Store {
   void set_draining(bool draining);
   bool draining() const;
   void set_limits(TenantId tenant, const TenantLimits& limits);  // never evicts by itself
+  // The keys with which a tenant's blocks are encrypted on disks and in the shared directory from now on: the
+  // first one writes, all of them read. Without keys what was encrypted is not here, and the tenant's blocks
+  // go to no disk if it had a key since the start. CONFIG_INVALID: libcrypto is missing, they go to no disk.
+  Status set_keys(TenantId tenant, const std::vector<DiskKey>& keys);
   const std::vector<SegmentFd>& segments() const;
   KeptMemory kept() const;
   // Compares adopted blocks with their checksums, the coldest first, until `max_bytes` are read or none is

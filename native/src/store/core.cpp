@@ -343,12 +343,12 @@ void Store::Core::append_event(const BlockEntry& entry, RecordKind kind, RemoveR
 
 // A block that lies on a disk, too, goes on there.
 void Store::Core::announce_end(const BlockEntry& entry, RemoveReason reason) {
-  const bool stays = (reason == RemoveReason::kEvicted || reason == RemoveReason::kCorrupt) &&
-                     is_on_disk(entry.tenant, entry.key);
+  const auto below_it = tier_below(entry.tenant, entry.key);
+  const bool stays = (reason == RemoveReason::kEvicted || reason == RemoveReason::kCorrupt) && below_it;
   if (!stays || reason == RemoveReason::kCorrupt) append_event(entry, RecordKind::kRemove, reason);
   if (!stays) return;
   const RecordKind kind = reason == RemoveReason::kCorrupt ? RecordKind::kAdd : RecordKind::kMoveTier;
-  events->append({kind, Tier::kSsd, RemoveReason::kNone, entry.tenant, entry.size, entry.key});
+  events->append({kind, *below_it, RemoveReason::kNone, entry.tenant, entry.size, entry.key});
 }
 
 void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <vector>
 
@@ -179,6 +180,7 @@ struct Store::Core {
   // --- the SSD tier below (tiering.cpp) ---
   class MemoryAbove;  // what the disks ask
   Status open_tier(Store& store);
+  store::disk::SharedDirectory shared_directory() const;
   // Blocks that are evicted next, and that no disk has: `bytes` of them, each with a pin of the disk's.
   void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<store::disk::ColdBlock>& out);
   struct ColdLimits {
@@ -193,11 +195,19 @@ struct Store::Core {
   bool take_cold_block(Shard& shard, uint32_t entry, double chance, ColdLimits& limits,
                        std::vector<store::disk::ColdBlock>& out);
   void end_demotion(uint32_t slot, store::disk::Demotion end);
-  using Visit = std::function<void(TenantId, const Key&, uint64_t size, uint32_t hits)>;
+  using Visit = std::function<void(Tier, TenantId, const Key&, uint64_t size, uint32_t hits)>;
   uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit);
-  // The block is on a disk, to stay. The shard may be locked.
-  bool is_on_disk(TenantId tenant, const Key& key) const {
-    return tier != nullptr && tier->find(tenant, key).has_value();
+  // Where below the memory this node has the block, to stay. The shard may be locked.
+  std::optional<Tier> tier_below(TenantId tenant, const Key& key) const {
+    const store::disk::SsdTier* disks = below.load(std::memory_order_acquire);
+    const auto found = disks == nullptr ? std::nullopt : disks->find(tenant, key);
+    return found ? std::optional<Tier>(found->tier) : std::nullopt;
+  }
+  bool is_on_disk(TenantId tenant, const Key& key) const { return tier_below(tenant, key).has_value(); }
+  // Another node has it in the shared directory.
+  bool is_others(TenantId tenant, const Key& key) const {
+    const store::disk::SsdTier* disks = below.load(std::memory_order_acquire);
+    return disks != nullptr && disks->find_of_others(tenant, key).has_value();
   }
 
   // --- what tenants have and lose (tenancy.cpp) ---
@@ -254,9 +264,11 @@ struct Store::Core {
   std::atomic<uint64_t> no_space{0}, quota_refusals{0}, draining_refusals{0};
   std::function<void()> space_callback;
   std::function<void(TenantId, const Key&)> commit_callback;
+  const std::shared_ptr<store::disk::Keyring> keyring = std::make_shared<store::disk::Keyring>();
   // Last, because their threads use all of the above.
-  std::unique_ptr<store::disk::Memory> above;
-  std::unique_ptr<store::disk::SsdTier> tier;  // null: no disks
+  std::unique_ptr<store::disk::Memory> above, above_shared;
+  std::unique_ptr<store::disk::SsdTier> tier;         // null: no disks
+  std::atomic<store::disk::SsdTier*> below{nullptr};  // the same, once it is open: its threads may be earlier
 };
 
 }  // namespace mooncache

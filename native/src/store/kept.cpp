@@ -1,4 +1,4 @@
-// Memory that outlives the process: what a killed, restarted or upgraded node takes over from the former one.
+// Memory that outlives the process: what a killed, restarted or upgraded node adopts from the former one.
 //
 // A committed block is adopted when its record holds in every field, its slot has the generation that the
 // record names, and no other record claims a byte of it. Its own bytes are compared with their checksum at

@@ -42,9 +42,15 @@ uint64_t walk(Shards& shards, uint32_t shard_count, uint64_t cursor, uint32_t li
 
 std::vector<std::pair<std::string, uint64_t>> disk_stats(const store::disk::SsdTier& tier) {
   std::vector<std::pair<std::string, uint64_t>> named;
-  const store::disk::DeviceStats disk = tier.stats();
-  for (const auto& [name, field] : store::disk::kDeviceCounters)
-    named.emplace_back("ssd_" + std::string(name), disk.*field);
+  const store::disk::DeviceStats disk = tier.stats(), log = tier.shared_stats();
+  for (const auto& [name, field] : store::disk::kDeviceCounters) {
+    if (tier.has_disks()) named.emplace_back("ssd_" + std::string(name), disk.*field);
+    if (tier.has_shared()) named.emplace_back("shared_" + std::string(name), log.*field);
+  }
+  const store::disk::SharedStats others = tier.others_stats();
+  for (const auto& [name, field] : store::disk::kSharedCounters) {
+    if (tier.has_shared()) named.emplace_back("shared_" + std::string(name), others.*field);
+  }
   return named;
 }
 
@@ -59,8 +65,8 @@ uint64_t Store::Core::walk_disks(uint64_t cursor, uint32_t limit, const Visit& v
         const Shard& shard = shard_of(hash);
         const Lock lock(shard.mutex);
         // It may have been removed since the disk named it, and the log has said so.
-        if (find(shard, hash, tenant, key) == store::kNone && is_on_disk(tenant, key))
-          visit(tenant, key, size, hits);
+        if (find(shard, hash, tenant, key) != store::kNone) return;
+        if (const auto lies = tier_below(tenant, key)) visit(*lies, tenant, key, size, hits);
       });
   return next == 0 ? 0 : base + next;
 }
@@ -70,9 +76,9 @@ ListPage Store::list(TenantId tenant, uint64_t cursor, uint32_t limit) const {
   limit = std::clamp(limit, 1u, kPageMax);
   const uint64_t disks = uint64_t{core_->config.shards} << 32;
   if (core_->tier && cursor >= disks) {
-    page.next_cursor =
-        core_->walk_disks(cursor, limit, [&](TenantId owner, const Key& key, uint64_t size, uint32_t hits) {
-          if (owner == tenant) page.items.push_back({key, size, Tier::kSsd, hits});
+    page.next_cursor = core_->walk_disks(
+        cursor, limit, [&](Tier lies, TenantId owner, const Key& key, uint64_t size, uint32_t hits) {
+          if (owner == tenant) page.items.push_back({key, size, lies, hits});
         });
     return page;
   }
@@ -97,9 +103,9 @@ SnapshotPage Store::snapshot(uint64_t cursor, uint32_t max) const {
   };
   const uint64_t disks = uint64_t{core_->config.shards} << 32;
   if (core_->tier && cursor >= disks) {
-    page.next_cursor =
-        core_->walk_disks(cursor, max, [&](TenantId tenant, const Key& key, uint64_t size, uint32_t) {
-          add(Tier::kSsd, tenant, key, size);
+    page.next_cursor = core_->walk_disks(
+        cursor, max, [&](Tier lies, TenantId tenant, const Key& key, uint64_t size, uint32_t) {
+          add(lies, tenant, key, size);
         });
     return page;
   }

@@ -139,7 +139,8 @@ Result<Pinned> Store::acquire(TenantId tenant, const Key& key, uint64_t now_ms) 
   Core::Shard& shard = core_->shard_of(hash);
   const Core::Lock lock(shard.mutex);
   const uint32_t index = core_->find(shard, hash, tenant, key);
-  if (index == kNone && core_->is_on_disk(tenant, key)) return {Code::kNotFound, "it is on a disk"};
+  if (index == kNone && (core_->is_on_disk(tenant, key) || core_->is_others(tenant, key)))
+    return {Code::kNotFound, "it is on a disk"};
   if (index == kNone) {
     const bool evicted = shard.ghosts.contains(static_cast<uint32_t>(hash >> 16) | 1u);
     ++(evicted ? shard.count.misses_evicted : shard.count.misses_unknown);
@@ -220,7 +221,10 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     Core::Shard& shard = core_->shard_of(hash);
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, keys[at]);
-    const bool on_disk = index == kNone && core_->is_on_disk(tenant, keys[at]);
+    auto lies = index == kNone ? core_->tier_below(tenant, keys[at]) : std::nullopt;
+    const bool is_own = lies.has_value();
+    if (index == kNone && !lies && core_->is_others(tenant, keys[at])) lies = Tier::kShared;
+    const bool on_disk = lies.has_value();
     if (touch && core_->unlimited.samples(hash)) sampled.push_back({hash, index != kNone || on_disk});
     if (index == kNone && !on_disk) {
       ++shard.count.match_absent;
@@ -236,7 +240,11 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
     if (on_disk) {
       result.on_disk.resize(result.bitmap.size());
       result.on_disk[at / 8] = static_cast<uint8_t>(result.on_disk[at / 8] | (1u << (at % 8)));
-      if (touch) core_->tier->touch(tenant, keys[at]);
+      if (*lies == Tier::kShared) {
+        result.shared.resize(result.bitmap.size());
+        result.shared[at / 8] = static_cast<uint8_t>(result.shared[at / 8] | (1u << (at % 8)));
+      }
+      if (touch && is_own) core_->tier->touch(tenant, keys[at]);
     } else if (touch) {
       core_->touch(shard, index, now_ms, true);
     }
@@ -264,9 +272,15 @@ Result<BlockInfo> Store::stat(TenantId tenant, const Key& key, uint64_t now_ms) 
     info.pinned_until_ms = std::max(info.pinned_until_ms, disk_pin_ms);
     return info;
   }
-  if (!on_disk) return {Code::kNotFound, {}};
+  if (!on_disk) {
+    const auto of_others = core_->tier ? core_->tier->find_of_others(tenant, key) : std::nullopt;
+    if (!of_others) return {Code::kNotFound, {}};
+    info.tier = Tier::kShared;
+    info.extent.size = *of_others;
+    return info;
+  }
   info.pinned_until_ms = disk_pin_ms;
-  info.tier = Tier::kSsd;
+  info.tier = on_disk->tier;
   info.extent.size = on_disk->size;
   info.hits = on_disk->hits;
   return info;
@@ -283,18 +297,20 @@ Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_
     const Core::Lock lock(shard.mutex);
     const uint32_t index = core_->find(shard, hash, tenant, key);
     const auto on_disk = core_->tier ? core_->tier->find(tenant, key) : std::nullopt;
+    const bool of_others = !on_disk && core_->is_others(tenant, key);
     const bool retained = !force && ((index != kNone && shard.entries[index].retained_until_ms > now_ms) ||
                                      (on_disk && on_disk->pinned_until_ms > now_ms));
     if (core_->tier && !retained && core_->tier->remove(tenant, key, std::move(lasts))) at_once = {};
     if (!retained) core_->unlimited.removed(hash);
     if (index == kNone && on_disk) {
-      core_->events->append({RecordKind::kRemove, Tier::kSsd, reason, tenant, on_disk->size, key});
+      core_->events->append({RecordKind::kRemove, on_disk->tier, reason, tenant, on_disk->size, key});
     } else if (index != kNone && !retained) {
       core_->hide(shard, index, reason);
     }
     if (retained || (index == kNone && !on_disk)) {
       if (at_once) at_once();
-      return retained ? Code::kPinned : Code::kNotFound;
+      if (retained) return Code::kPinned;
+      return of_others ? Code::kOk : Code::kNotFound;  // this node no longer answers with it
     }
   }
   if (at_once) at_once();

@@ -92,7 +92,12 @@ TenantUsage Store::other_tenants() const {
 }
 
 void Store::set_limits(TenantId tenant, const TenantLimits& limits) {
+  core_->keyring->require(tenant, limits.encrypted);
   core_->tenants.set_limits(tenant, limits);
+}
+
+Status Store::set_keys(TenantId tenant, const std::vector<DiskKey>& keys) {
+  return core_->keyring->set(tenant, keys);
 }
 
 // Records on disks; what a disk does not take is invisible, but not overwritten.
@@ -118,9 +123,10 @@ Purged Store::purge(TenantId tenant, uint64_t cursor) {
   std::vector<Key> keys;
   const uint64_t disks = uint64_t{core_->config.shards} << 32;
   if (cursor >= disks) {
-    const auto visit = [&](TenantId owner, const Key& key, uint64_t size, uint32_t) {
+    if (cursor == disks && core_->tier) core_->tier->forget_of_others(tenant);
+    const auto visit = [&](Tier lies, TenantId owner, const Key& key, uint64_t size, uint32_t) {
       if (owner != tenant) return;
-      core_->events->append({RecordKind::kRemove, Tier::kSsd, RemoveReason::kRemoved, tenant, size, key});
+      core_->events->append({RecordKind::kRemove, lies, RemoveReason::kRemoved, tenant, size, key});
       keys.push_back(key);
     };
     done.next_cursor = core_->tier ? core_->walk_disks(cursor, kPurgedPerLock, visit) : 0;

@@ -1,6 +1,8 @@
 // Between memory and the disks below it: what is about to be evicted goes down while there is time, what is
 // asked for comes up. A block that is written below is evicted for nothing; one that is not yet is dropped:
 // no reserve() waits for a disk.
+#include <string.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -32,7 +34,8 @@ uint64_t steady_ms() {
 
 class Store::Core::MemoryAbove final : public store::disk::Memory {
  public:
-  MemoryAbove(Store& store, Core& core) : store_(store), core_(core) {}
+  // `tier`: of what lies below it.
+  MemoryAbove(Store& store, Core& core, Tier tier) : store_(store), core_(core), tier_(tier) {}
 
   void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) override {
     core_.take_cold(device, bytes, largest, out);
@@ -69,8 +72,15 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
       const auto written = shard.writes.find(index);
       Code code = written == shard.writes.end() ? Code::kIncomplete
                                                 : written->second.verify(shard.entries[index].size, crc);
-      if (!core_.is_on_disk(tenant, key)) code = Code::kNotFound;
-      if (code == Code::kOk) return core_.publish(shard, index, crc, steady_ms(), true);
+      const bool is_own = core_.is_on_disk(tenant, key);
+      if (!is_own && !core_.is_others(tenant, key)) code = Code::kNotFound;
+      if (code == Code::kOk) {
+        const Status published = core_.publish(shard, index, crc, steady_ms(), true);
+        // What lies in the shared directory may still go to a disk of this node.
+        if (published && tier_ == Tier::kShared && !core_.config.disk.paths.empty())
+          shard.entries[index].on_disk = OnDisk::kUnknown;
+        return published;
+      }
       core_.end_reservation(shard, index);
       core_.free_entry(shard, index);
       return Status{code, {}};
@@ -84,16 +94,19 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
     // It may have been removed since.
     core_.tenants.count(tenant, &TenantUsage::down_blocks, &TenantUsage::down_bytes, size);
     with_entry(tenant, key, [&](const BlockEntry* entry) {
-      if (entry != nullptr || !core_.is_on_disk(tenant, key)) return;
-      core_.events->append({RecordKind::kAdd, Tier::kSsd, RemoveReason::kNone, tenant, size, key});
+      if (entry != nullptr || core_.tier_below(tenant, key) != tier_) return;
+      core_.events->append({RecordKind::kAdd, tier_, RemoveReason::kNone, tenant, size, key});
     });
   }
   void lost(TenantId tenant, const Key& key, uint64_t size, RemoveReason reason) override {
     with_entry(tenant, key, [&](BlockEntry* entry) {
+      const auto still = core_.tier_below(tenant, key);
       if (entry != nullptr) {
-        entry->on_disk = OnDisk::kUnknown;
-      } else {
-        core_.events->append({RecordKind::kRemove, Tier::kSsd, reason, tenant, size, key});
+        if (!still || tier_ == Tier::kSsd) entry->on_disk = OnDisk::kUnknown;
+      } else if (!still) {
+        core_.events->append({RecordKind::kRemove, tier_, reason, tenant, size, key});
+      } else if (*still != tier_ && tier_ == Tier::kSsd) {
+        core_.events->append({RecordKind::kMoveTier, *still, RemoveReason::kNone, tenant, size, key});
       }
     });
   }
@@ -105,9 +118,18 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
     return disk_bytes > limits.share_bytes ? store::disk::Claim::kOver : store::disk::Claim::kReserved;
   }
   bool may_hold(TenantId tenant, uint64_t bytes) override {
-    if (!core_.tenants.any_disk_limit() || core_.tier == nullptr) return true;
+    const store::disk::SsdTier* disks = core_.below.load(std::memory_order_acquire);
+    if (!core_.tenants.any_disk_limit() || disks == nullptr) return true;
     const uint64_t quota = core_.tenants.limits(tenant).disk.quota_bytes;
-    return quota == 0 || core_.tier->bytes_of(tenant) + bytes <= quota;
+    return quota == 0 || disks->bytes_of(tenant) + bytes <= quota;
+  }
+  void hand_down(const ColdBlock& block, std::vector<std::byte> body) override {
+    store::disk::SsdTier* disks = core_.below.load(std::memory_order_acquire);
+    if (disks != nullptr) disks->hand_down(block, std::move(body));
+  }
+  void take_back(TenantId tenant, const Key& key) override {
+    store::disk::SsdTier* disks = core_.below.load(std::memory_order_acquire);
+    if (disks != nullptr) disks->take_back(tenant, key);
   }
   void log(uint8_t level, const char* event, std::string message) override {
     if (core_.config.disk.log) core_.config.disk.log(level, event, std::move(message));
@@ -125,12 +147,20 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
 
   Store& store_;
   Core& core_;
+  const Tier tier_;
 };
 
 Status Store::Core::open_tier(Store& store) {
-  if (config.disk.paths.empty()) return Status::ok();
+  const bool is_shared = !config.disk.shared_path.empty();
+  if (config.disk.paths.empty() && !is_shared) return Status::ok();
   if (config.disk.paths.size() > 16) return {Code::kConfigInvalid, "more than 16 disks"};
-  above = std::make_unique<MemoryAbove>(store, *this);
+  for (auto& [tenant, keys] : config.disk.keys) {
+    (void)keyring->set(tenant, keys);  // without libcrypto it refuses the tenant; set_keys() says so
+    for (DiskKey& key : keys) ::explicit_bzero(key.data(), key.size());
+  }
+  for (const TenantId tenant : config.disk.encrypted) keyring->require(tenant, true);
+  above = std::make_unique<MemoryAbove>(store, *this, Tier::kSsd);
+  above_shared = std::make_unique<MemoryAbove>(store, *this, Tier::kShared);
   std::vector<store::disk::DeviceOptions> options;
   for (const std::string& path : config.disk.paths) {
     store::disk::DeviceOptions one;
@@ -141,12 +171,37 @@ Status Store::Core::open_tier(Store& store) {
     one.stall_ms = config.disk.stall_ms;
     one.allow_uring = config.disk.allow_uring;
     one.ahead_bytes = config.capacity_bytes / kAheadPart / config.disk.paths.size();
+    one.keyring = keyring;
     options.push_back(std::move(one));
   }
-  auto opened = store::disk::SsdTier::open(std::move(options), *above);
+  auto opened = store::disk::SsdTier::open(std::move(options), *above,
+                                           is_shared ? std::optional(shared_directory()) : std::nullopt);
   if (!opened) return opened.status();
   tier = std::move(*opened);
+  below.store(tier.get(), std::memory_order_release);
   return Status::ok();
+}
+
+// With disks they hand down what they give up; without, it takes what memory gives up, like a disk.
+store::disk::SharedDirectory Store::Core::shared_directory() const {
+  store::disk::SharedDirectory shared;
+  shared.memory = above_shared.get();
+  shared.log.path = config.disk.shared_path;
+  shared.log.capacity_bytes = config.disk.shared_bytes;
+  shared.log.node_id = config.disk.node_id;
+  shared.log.write_bytes_per_s = config.disk.shared_write_bytes_per_s;
+  shared.log.stall_ms = config.disk.stall_ms;
+  shared.log.allow_uring = config.disk.allow_uring;
+  shared.log.number = config.disk.paths.empty() ? 0 : store::kNone;
+  shared.log.ahead_bytes = config.capacity_bytes / kAheadPart;
+  shared.log.keyring = shared.reader.keyring = keyring;
+  shared.reader.scan_ms = config.disk.shared_scan_ms;
+  shared.reader.stall_ms = config.disk.stall_ms;
+  shared.spool.requests = config.disk.shared_objects;
+  shared.spool.most_unsent_bytes = config.disk.shared_spool_bytes;
+  shared.spool.timeout_ms = config.disk.shared_timeout_ms;
+  shared.spool.upload_ms = config.disk.shared_upload_ms;
+  return shared;
 }
 
 // What the policy would evict next, as deep as what is to be free soon: the tails of the queues, and with
@@ -154,8 +209,9 @@ Status Store::Core::open_tier(Store& store) {
 void Store::Core::take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) {
   const uint64_t ahead = config.capacity_bytes / kAheadPart;
   const uint64_t free = config.capacity_bytes - used_bytes.load(std::memory_order_relaxed);
-  if (free >= ahead) return;
-  ColdLimits limits{device, static_cast<uint32_t>(config.disk.paths.size()), ahead - free, largest, bytes};
+  if (free >= ahead || device == store::kNone) return;
+  const auto devices = static_cast<uint32_t>(std::max<size_t>(1, config.disk.paths.size()));
+  ColdLimits limits{device, devices, ahead - free, largest, bytes};
   if (tenants.any_share()) take_cold_of_loser(limits, out);
   const auto [probation, protect] =
       store::evicted_next(rules, queue_bytes[0].load(std::memory_order_relaxed),
@@ -209,6 +265,10 @@ bool Store::Core::take_cold_block(Shard& shard, uint32_t index, double chance, C
   if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) return true;
   if (store::disk::SsdTier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) return true;
   if (tenants.any_disk_limit() && !may_go_down(entry)) return true;
+  if (config.disk.paths.empty() && is_others(entry.tenant, entry.key)) {
+    entry.on_disk = OnDisk::kWritten;  // one copy in the shared directory is enough
+    return true;
+  }
   if (entry.size > limits.bytes_left) {
     limits.bytes_left = 0;
     return false;

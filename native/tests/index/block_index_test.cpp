@@ -221,6 +221,60 @@ TEST(BlockIndex, AgreesWithTheModelOverRandomHistories) {
   }
 }
 
+TEST(BlockIndex, AnAuditFindsWhatIsShortAndWhatIsClose) {
+  BlockIndex index;
+  const auto record = [](uint64_t number, TenantId tenant = 1, uint8_t tier = 1) {
+    return TestRecord{kRecordAdd, tier, tenant, 100, test_key(number)};
+  };
+  // Holders 0 and 1 are in domain 0, holder 2 in domain 1; copies on holder 3 do not count.
+  ASSERT_TRUE(index.apply(0, pack({record(1), record(2), record(3), record(4, 9), record(6)})).is_ok());
+  ASSERT_TRUE(index.apply(1, pack({record(2), record(6)})).is_ok());
+  ASSERT_TRUE(index.apply(2, pack({record(3), record(6, 1, 2)})).is_ok());
+  ASSERT_TRUE(index.apply(3, pack({record(1), record(5)})).is_ok());
+  IndexAudit audit{.wanted = {{1, 2}}, .domains = {0, 0, 1, kNoDomain}, .domain_count = 2};
+  AuditPage page = index.audit(audit, 0, 1000, 1000);
+  ASSERT_EQ(page.found.size(), 2u) << "not the whole one, not another tenant's, not one that lasts nowhere";
+  EXPECT_EQ(page.next, 0u);
+  EXPECT_EQ(page.found[0].key, test_key(1));
+  EXPECT_EQ(page.found[0].copies, 1u);
+  EXPECT_FALSE(page.found[0].close);
+  EXPECT_EQ(page.found[1].key, test_key(2));
+  EXPECT_TRUE(page.found[1].close);
+  EXPECT_EQ(page.short_blocks, 1u);
+  EXPECT_EQ(page.missing_bytes, 100u);
+  EXPECT_EQ(page.close_blocks, 1u);
+  EXPECT_EQ(page.close_bytes, 100u);
+
+  audit.domain_count = 1;
+  EXPECT_EQ(index.audit(audit, 0, 1000, 1000).close_blocks, 0u) << "there is no other domain";
+  audit.wanted_of_others = 4;
+  page = index.audit(audit, 0, 1000, 0);
+  EXPECT_TRUE(page.found.empty());
+  EXPECT_EQ(page.short_blocks, 2u);
+  EXPECT_EQ(page.missing_bytes, 400u);
+}
+
+TEST(BlockIndex, AnAuditGoesOnWhereItStopped) {
+  BlockIndex index;
+  std::vector<TestRecord> all;
+  for (uint64_t i = 0; i < 100; ++i) all.push_back({kRecordAdd, 1, 1, 10, test_key(i)});
+  ASSERT_TRUE(index.apply(0, pack(all)).is_ok());
+  const IndexAudit audit{.wanted = {}, .wanted_of_others = 2, .domains = {0}};
+  for (const auto& [entries, found] : {std::pair{7u, 100u}, {1000u, 3u}, {5u, 4u}}) {
+    std::set<Key> seen;
+    uint32_t at = 0;
+    do {
+      const AuditPage page = index.audit(audit, at, entries, found);
+      EXPECT_LE(page.found.size(), found);
+      for (const AuditedBlock& block : page.found) EXPECT_TRUE(seen.insert(block.key).second);
+      at = page.next;
+    } while (at != 0);
+    EXPECT_EQ(seen.size(), 100u);
+  }
+  EXPECT_EQ(index.audit(audit, 0xffffffff, 10, 10).next, 0u) << "a start beyond the end";
+  EXPECT_EQ(index.audit(audit, 0, 0, 10).next, 0u) << "nothing was to be looked at";
+}
+
 TEST(BlockIndex, GrowsAndShrinksThroughManyBlocks) {
   BlockIndex index({.hash_seed = 5});
   constexpr uint64_t kBlocks = 60'000;

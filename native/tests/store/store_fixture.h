@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "mooncache/crc32c.h"
@@ -60,6 +62,32 @@ inline Code put(Store& store, uint64_t number, uint64_t size, uint64_t now_ms, T
   auto reservation = store.reserve(tenant, key_of(number), size, now_ms);
   if (!reservation) return reservation.code();
   return store.commit(reservation->id, fill(store.writable(reservation->id), number), now_ms).code;
+}
+
+// As the store's owner has it: of a clock that never jumps.
+inline uint64_t clock_ms() {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
+                                   std::chrono::steady_clock::now().time_since_epoch())
+                                   .count());
+}
+
+// A counter of the tiers below the memory.
+inline uint64_t disk_counter(Store& store, const std::string& name) {
+  for (const auto& [found, value] : store.stats().disk) {
+    if (found == name) return value;
+  }
+  ADD_FAILURE() << name;
+  return 0;
+}
+
+// Whether it comes true within 20 s.
+template <typename Until>
+bool eventually(const Until& until) {
+  for (int tries = 0; tries < 4000; ++tries) {
+    if (until()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 inline bool present(Store& store, uint64_t number, TenantId tenant = kTenant) {

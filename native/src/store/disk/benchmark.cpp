@@ -69,6 +69,7 @@ class RatesRun {
     out.write_cpu_ns_per_kib = writes.cpu() * 1e9 / (static_cast<double>(written) / 1024 + 1);
     out.admitted_bytes = count("admitted_bytes");
     out.written_bytes = count("written_bytes");
+    out.encrypted_bytes = count("encrypted_bytes");
     settle();
     if (Status read = read_for(options_.read_ms, out); !read) return read;
     out.read_misses = count("read_misses");
@@ -229,6 +230,7 @@ Result<DiskRates> disk_rates_benchmark(const DiskRatesOptions& options) {
   config.expected_block_bytes = options.block_bytes;
   config.disk.paths = {options.path};
   config.disk.bytes = options.disk_bytes;
+  if (options.encrypted) config.disk.keys = {{kTenant, {DiskKey{std::byte{1}}}}};
   config.disk.log = [&](uint8_t, const char*, const std::string& message) {
     const std::lock_guard lock(mutex);
     if (out.queue.empty()) out.queue = message;

@@ -16,6 +16,7 @@ struct DiskRatesOptions {
   uint64_t block_bytes = 1ull << 20;
   uint32_t depth = 32;  // blocks that are asked for at once
   uint32_t write_ms = 5000, read_ms = 5000;
+  bool encrypted = false;  // with a key of the tenant
 };
 
 struct DiskRates {
@@ -23,6 +24,7 @@ struct DiskRates {
   // Processor time of the whole process for each byte that the disk moved.
   double write_cpu_ns_per_kib = 0, read_cpu_ns_per_kib = 0;
   uint64_t admitted_bytes = 0, written_bytes = 0;  // all of the call, with what a full disk gives up
+  uint64_t encrypted_bytes = 0;                    // of the same
   uint64_t read_misses = 0, corrupt_blocks = 0;
   std::string queue;  // what moves the bytes: "io_uring..."
 };

@@ -46,7 +46,7 @@ void Device::close() {
 std::optional<Device::Found> Device::find(TenantId tenant, const Key& key) const {
   if (!answering()) return std::nullopt;
   const std::lock_guard lock(mutex_);
-  const uint32_t number = index_.find(tenant, key);
+  const uint32_t number = find_readable(tenant, key);
   if (number == kNone || !index_[number].written) return std::nullopt;
   const auto pin = pins_.find(number);
   return Found{index_[number].size, index_[number].hits, pin == pins_.end() ? 0 : pin->second};
@@ -61,7 +61,7 @@ void Device::touch(TenantId tenant, const Key& key) {
 bool Device::fetch(TenantId tenant, const Key& key, Done done) {
   if (!answering()) return false;
   const std::lock_guard lock(mutex_);
-  const uint32_t number = index_.find(tenant, key);
+  const uint32_t number = find_readable(tenant, key);
   if (number == kNone || !index_[number].written || stopping_) return false;
   DiskEntry& entry = index_[number];
   if (entry.hits < 255) ++entry.hits;
@@ -81,6 +81,7 @@ bool Device::fetch(TenantId tenant, const Key& key, Done done) {
   fetch->key = key;
   fetch->size = entry.size;
   fetch->at = DiskIndex::location_of(entry);
+  fetch->encrypted = entry.encrypted;
   fetch->waiting.push_back(std::move(done));
   ++segments_[fetch->at.segment].reads;
   fetches_.emplace(number, fetch);
@@ -92,8 +93,9 @@ bool Device::fetch(TenantId tenant, const Key& key, Done done) {
 bool Device::remove(TenantId tenant, const Key& key, Done done) {
   const std::lock_guard lock(mutex_);
   const uint32_t number = index_.find(tenant, key);
-  if (number == kNone) return false;
-  forget(number);  // who reads it finds that it is gone
+  const bool was_handed = end_handed(tenant, key);
+  if (number == kNone && !was_handed) return false;
+  if (number != kNone) forget(number);  // who reads it finds that it is gone
   if (stopping_ || removals_.size() >= kMaxRemovals) return false;
   removals_.push_back({tenant, key, std::move(done)});
   queue_->wake();
@@ -173,6 +175,7 @@ void Device::run() {
     turn(kBusyWaitMs);
   answering_ = false;
   fail_all();
+  if (!off_) queue_->finish();
   for (const PendingRecord& record : pending_) {
     if (record.done) record.done();
   }
@@ -211,6 +214,7 @@ void Device::turn(int timeout_ms) {
   pump_reads();
   retire_chunks();
   write_removals();
+  write_handed();
   demote();
   flush_old();
   reclaim();

@@ -30,6 +30,7 @@
 #include "store/disk/format.h"
 #include "store/disk/index.h"
 #include "store/disk/io_queue.h"
+#include "store/disk/keyring.h"
 #include "store/disk/memory.h"
 
 namespace mooncache::store::disk {
@@ -43,7 +44,10 @@ struct DeviceOptions {
   uint32_t stall_ms = 500;
   uint32_t number = 0;  // among the devices of the node
   bool allow_uring = true;
-  uint64_t ahead_bytes = 64 << 20;  // that may come up ahead at once
+  bool sparse = false;                     // the file takes room as it is written, not at the start
+  bool hands_down = false;                 // what it gives up goes to what lies below it
+  uint64_t ahead_bytes = 64 << 20;         // that may come up ahead at once
+  std::shared_ptr<const Keyring> keyring;  // null: nothing is encrypted, and nothing encrypted is read
   // Tests put theirs in place.
   std::function<std::unique_ptr<IoQueue>(int fd, std::span<const iovec> buffers)> open_queue;
 };
@@ -55,6 +59,10 @@ struct DeviceStats {
   uint64_t removals = 0, reclaimed = 0, kept = 0, recovered = 0;
   uint64_t pinned_bytes = 0;
   uint64_t prefetched = 0, prefetch_given_up = 0;
+  uint64_t encrypted = 0, encrypted_bytes = 0;  // written since the start
+  // Not written, because their key is missing or libcrypto is; not read for the same reason; read, but not
+  // what was encrypted with that key (these count as corrupt, too).
+  uint64_t key_refused = 0, key_misses = 0, decrypt_failures = 0;
   uint64_t io_errors = 0, no_space = 0, stalls = 0;
   uint64_t answering = 0;  // 1: it serves
 };
@@ -81,6 +89,11 @@ inline constexpr std::pair<std::string_view, DeviceCounter> kDeviceCounters[] = 
     {"kept_blocks", &DeviceStats::kept},
     {"recovered_blocks", &DeviceStats::recovered},
     {"pinned_bytes", &DeviceStats::pinned_bytes},
+    {"encrypted_blocks", &DeviceStats::encrypted},
+    {"encrypted_bytes", &DeviceStats::encrypted_bytes},
+    {"key_refused_blocks", &DeviceStats::key_refused},
+    {"key_misses", &DeviceStats::key_misses},
+    {"decrypt_failures", &DeviceStats::decrypt_failures},
     {"io_errors", &DeviceStats::io_errors},
     {"no_space", &DeviceStats::no_space},
     {"stalls", &DeviceStats::stalls},
@@ -94,6 +107,7 @@ class Device {
     uint64_t size = 0;
     uint32_t hits = 0;
     uint64_t pinned_until_ms = 0;  // 0: not pinned
+    Tier tier = Tier::kSsd;
   };
 
   // Opens or creates the file and rebuilds the index. CONFIG_INVALID: of another node, in use, of another
@@ -114,6 +128,8 @@ class Device {
   std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms);
   // True when the block was here; `done` when its removal will last.
   bool remove(TenantId tenant, const Key& key, Done done);
+  // A block from a disk above, to be written here (device_down.cpp). Too much of it at once is dropped.
+  void take_handed(const ColdBlock& block, std::vector<std::byte> body);
   // Until then its segment is not given up without it: it moves on. LIMIT_EXCEEDED: pinned blocks would take
   // more than a quarter of the disk; NOT_FOUND.
   Code pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms);
@@ -153,6 +169,8 @@ class Device {
     uint64_t sequence = 0;
     bool keep = false;
     bool pinned = false;
+    bool down = false;  // (keep) it goes to what lies below this disk
+    uint8_t hits = 0;
     bool queued = true;  // not all of its reads have begun
     // Brought up ahead: no get has asked for it. Changed by the device's thread, under mutex_.
     bool ahead = false;
@@ -160,11 +178,14 @@ class Device {
     uint64_t until_ms = 0;  // ahead: it is given up when it has not begun by then
     bool ended = false;     // for those who wait; reads may still be under way
     bool begun = false, failed = false, header_sound = false;
+    bool encrypted = false;  // its bytes come into `body`
+    bool keyless = false;
+    RecordHeader header;
     uint32_t crc32c = 0;
     uint64_t next_byte = 0;  // of the file: where the next read begins
     uint32_t under_way = 0;
     Reservation reservation{};
-    std::vector<std::byte> body;  // keep only
+    std::vector<std::byte> body;  // keep or encrypted only
     std::vector<Done> waiting;    // guarded by mutex_
   };
   struct Op {
@@ -201,6 +222,11 @@ class Device {
     Key key;
     Done done;
   };
+  struct Handed {
+    ColdBlock block;
+    std::vector<std::byte> body;
+    bool removed = false;  // guarded by mutex_
+  };
   struct FooterBuild {
     uint32_t segment = 0;
     std::vector<FooterEntry> entries;
@@ -216,8 +242,7 @@ class Device {
   Status check_unused();
   Status create_superblock(const Superblock& wanted);
   Status recover();
-  bool recover_footer(uint32_t number);
-  void recover_records(uint32_t number);
+  void recover_segment(uint32_t number);
   void adopt(const RecordHeader& header, Location at);
   int64_t plain(const Io& io);
   // device.cpp
@@ -250,12 +275,36 @@ class Device {
   // device_write.cpp
   void demote();
   Demotion demote(const ColdBlock& block, DeviceStats& seen);
+  // device_cipher.cpp
+  Keyring::Writing writing_of(TenantId tenant);
+  bool end_encryption(RecordHeader& header);
+  Code decrypt(Fetch& fetch);
+  void take_body(Fetch& fetch);
+  void give_body(Fetch& fetch);
+  void say_keyless(TenantId tenant);
+  // Whether what is known of a block can be read: its tenant has a key, where it takes one. mutex_ is held.
+  bool is_readable(const DiskEntry& entry) const {
+    return !entry.encrypted ||
+           (options_.keyring != nullptr && options_.keyring->has_key(index_.tenant_of(entry)));
+  }
+  uint32_t find_readable(TenantId tenant, const Key& key) const {
+    const uint32_t number = index_.find(tenant, key);
+    return number != kNone && is_readable(index_[number]) ? number : kNone;
+  }
+  // device_down.cpp
+  void write_handed();
+  Demotion write(Handed& handed, DeviceStats& seen);
+  void want_down(const DiskEntry& entry);
+  void finish_down(Fetch& fetch, Code code);
+  bool holds(const Fetch& fetch) const;
+  bool end_handed(TenantId tenant, const Key& key);
+  // device_write.cpp
   void write_removals();
   bool room_for(uint64_t bytes);
   bool fits_open(uint64_t bytes) const;
   bool leaves_room_to_move(uint64_t bytes);
   template <typename Copy>
-  bool append(const RecordHeader& header, PendingRecord record, const Copy& copy);
+  bool append(RecordHeader header, PendingRecord record, const Keyring::KeyRef& key, const Copy& copy);
   Chunk& chunk();
   void seal_chunk();
   void flush_old();
@@ -296,7 +345,7 @@ class Device {
     return pin != pins_.end() && pin->second > now_ms;
   }
   void expire_pins(uint64_t now_ms);
-  bool overwrite(Location at, uint64_t bytes);
+  bool overwrite(Location at, const RecordHeader& purged);
 
   const DeviceOptions options_;
   Memory& memory_;
@@ -309,7 +358,8 @@ class Device {
   uint64_t chunk_bytes_ = 0;
 
   std::mutex purge_mutex_;
-  mutable std::mutex mutex_;  // no lock is taken under it but that of tenants' limits (Memory::claim)
+  // No lock is taken under it but those of tenants' limits (Memory::claim) and keys.
+  mutable std::mutex mutex_;
   DiskIndex index_;
   std::unordered_map<uint32_t, std::shared_ptr<Fetch>> fetches_;  // by entry
   std::unordered_map<uint32_t, uint64_t> pins_;                   // by entry: until when
@@ -318,6 +368,8 @@ class Device {
   size_t ahead_count_ = 0;  // of fetches_
   uint64_t ahead_bytes_ = 0;
   std::deque<Removal> removals_;
+  std::deque<std::shared_ptr<Handed>> handed_;
+  uint64_t handed_bytes_ = 0;
   bool stopping_ = false;
 
   // The thread's own.
@@ -334,6 +386,10 @@ class Device {
   std::vector<Done> to_sync_, syncing_;  // of removals that are written
   std::vector<IoEnd> ends_;
   std::vector<ColdBlock> cold_;
+  RecordCipher cipher_;
+  std::vector<std::vector<std::byte>> bodies_;  // of encrypted blocks that came up, for the next ones
+  uint64_t bodies_bytes_ = 0;
+  uint64_t said_keyless_ms_ = 0;
   WriteBudget budget_;
   std::mt19937_64 random_;
   uint64_t next_sequence_ = 1, next_chunk_ = 1, last_failed_chunk_ = 0;

@@ -16,7 +16,7 @@ std::optional<uint64_t> Device::prefetch(TenantId tenant, const Key& key, uint64
                                          uint64_t until_ms) {
   if (!answering()) return 0;
   std::unique_lock lock(mutex_);
-  const uint32_t number = index_.find(tenant, key);
+  const uint32_t number = find_readable(tenant, key);
   if (number == kNone || !index_[number].written || fetches_.contains(number)) return 0;
   DiskEntry& entry = index_[number];
   const bool is_behind = fetches_.size() >= kBehind + ahead_count_;
@@ -33,6 +33,7 @@ std::optional<uint64_t> Device::prefetch(TenantId tenant, const Key& key, uint64
   fetch->key = key;
   fetch->size = entry.size;
   fetch->at = DiskIndex::location_of(entry);
+  fetch->encrypted = entry.encrypted;
   fetch->ahead = true;
   fetch->until_ms = until_ms;
   ++segments_[fetch->at.segment].reads;

@@ -13,7 +13,7 @@ constexpr uint64_t kReservedPart = 2;  // of a segment, that moves on for tenant
 // A pin is a promise of the memory that the device runs in: it ends with the process.
 Code Device::pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms) {
   const std::lock_guard lock(mutex_);
-  const uint32_t number = answering() ? index_.find(tenant, key) : kNone;
+  const uint32_t number = answering() ? find_readable(tenant, key) : kNone;
   if (number == kNone || !index_[number].written) return Code::kNotFound;
   const auto known = pins_.find(number);
   if (known != pins_.end()) {
@@ -77,6 +77,7 @@ void Device::want_kept(const DiskEntry& entry, bool pinned) {
   fetch->at = DiskIndex::location_of(entry);
   fetch->keep = true;
   fetch->pinned = pinned;
+  fetch->encrypted = entry.encrypted;
   ++segments_[fetch->at.segment].reads;
   kept_bytes_ += record_bytes(entry.size);
   wanted_.push_back(std::move(fetch));

@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 
-#include "mooncache/crc32c.h"
 #include "store/disk/device.h"
+#include "store/disk/segment_reader.h"
 
 namespace mooncache::store::disk {
 
@@ -53,6 +52,7 @@ Result<std::unique_ptr<Device>> Device::open(DeviceOptions options, Memory& memo
 Status Device::start() {
   if (Status opened = open_file(); !opened) return opened;
   if (Status sound = open_superblock(); !sound) return sound;
+  if (Status ready = queue_->laid_out(layout_); !ready) return ready;
   chunk_bytes_ = std::min<uint64_t>(1 << 20, layout_.segment_bytes / 4);
   return recover();
 }
@@ -131,7 +131,7 @@ Status Device::open_superblock() {
   const uint64_t least = kDataOffset + kMinSegments * wanted.segment_bytes;
   if (options_.capacity_bytes < least)
     return {Code::kConfigInvalid, path + " has larger segments than fit into its new capacity; delete it"};
-  const auto reserved = file_.reserve(options_.capacity_bytes, least);
+  const auto reserved = file_.reserve(options_.capacity_bytes, least, options_.sparse);
   if (!reserved) return reserved.status();
   if (*reserved < options_.capacity_bytes) {
     memory_.log(30, "ssd_smaller",
@@ -197,7 +197,7 @@ Status Device::recover() {
   for (const uint32_t number : used) {
     next_sequence_ = std::max(next_sequence_, segments_[number].sequence + 1);
     closed_.push_back(number);
-    if (!recover_footer(number)) recover_records(number);
+    recover_segment(number);
   }
   if (off_) return {Code::kInternal, file_.path() + " does not answer"};
   count_.recovered = index_.count();
@@ -205,64 +205,24 @@ Status Device::recover() {
 }
 
 void Device::adopt(const RecordHeader& header, Location at) {
-  if (header.removal()) {
+  if (header.removal() || header.foreign()) {
     const uint32_t known = index_.find(header.tenant, header.key);
     if (known != kNone) index_.erase(known);
   } else if (fits(layout_.segment_bytes, at.unit, header.size)) {
-    (void)index_.put(header.tenant, header.key, header.size, at, true);
+    (void)index_.put(header.tenant, header.key, header.size, at, true, header.encrypted());
   }
 }
 
-bool Device::recover_footer(uint32_t number) {
-  const uint64_t end = segment_offset(number) + layout_.segment_bytes - kPageBytes;
-  const Slice page{page_memory_.data(), kPageBytes};
-  if (plain({Io::Kind::kRead, end, page, -1, 0}) != static_cast<int64_t>(kPageBytes)) return false;
-  const auto trailer =
-      FooterTrailer::decode(layout_.uuid, layout_.segment_bytes, ConstPage(page.data, kPageBytes));
-  if (!trailer || trailer->sequence != segments_[number].sequence) return false;
-  const uint64_t bytes = FooterTrailer::entries_bytes(trailer->count);
-  if (bytes == 0) return true;
-  std::vector<std::byte> memory(bytes);
-  for (uint64_t at = 0; at < bytes;) {
-    const uint64_t piece = std::min<uint64_t>(bytes - at, page_memory_.size());
-    const Slice to{page_memory_.data(), piece};
-    if (plain({Io::Kind::kRead, end - bytes + at, to, -1, 0}) != static_cast<int64_t>(piece)) return false;
-    std::memcpy(memory.data() + at, to.data, piece);
-    at += piece;
-  }
-  const auto entries = std::span<const std::byte>(memory).first(trailer->count * kFooterEntryBytes);
-  if (crc32c(entries) != trailer->entries_crc32c) return false;
-  for (uint32_t at = 0; at < trailer->count; ++at) {
-    const auto entry =
-        FooterEntry::decode(entries.subspan(at * kFooterEntryBytes).first<kFooterEntryBytes>());
-    adopt(entry.header, {number, entry.unit});
-  }
-  return true;
-}
-
-// Record after record. Behind the last record of a write comes what pads it to a page, then the next write.
-void Device::recover_records(uint32_t number) {
-  uint64_t at = kPageBytes;
-  uint64_t window = ~uint64_t{0};  // in the segment, of what lies in the buffer
-  const Slice buffer{page_memory_.data(), kReadBytes};
-  while (at + kRecordHeaderBytes + kPageBytes <= layout_.segment_bytes) {
-    if (window == ~uint64_t{0} || at < window || at + kRecordHeaderBytes > window + buffer.size) {
-      window = at / kPageBytes * kPageBytes;
-      const uint64_t bytes = std::min<uint64_t>(buffer.size, layout_.segment_bytes - window);
-      const Io io{Io::Kind::kRead, segment_offset(number) + window, {buffer.data, bytes}, -1, 0};
-      if (plain(io) != static_cast<int64_t>(bytes)) return;
-    }
-    const std::span<const std::byte> bytes(buffer.data + (at - window), kRecordHeaderBytes);
-    const auto header =
-        RecordHeader::decode(layout_.uuid, segments_[number].sequence, bytes.first<kRecordHeaderBytes>());
-    if (header && fits(layout_.segment_bytes, at / kUnitBytes, header->size)) {
-      adopt(*header, {number, static_cast<uint32_t>(at / kUnitBytes)});
-      at += record_bytes(header->size);
-      continue;
-    }
-    if (at % kPageBytes == 0) return;
-    at = round_up(at, kPageBytes);
-  }
+// From its footer, or from the headers of its records.
+void Device::recover_segment(uint32_t number) {
+  const SegmentPlace place{layout_.uuid, layout_.segment_bytes, segment_offset(number),
+                           segments_[number].sequence};
+  const ReadAt read = [this](uint64_t offset, std::span<std::byte> to) {
+    return plain({Io::Kind::kRead, offset, {to.data(), to.size()}, -1, 0}) == static_cast<int64_t>(to.size());
+  };
+  const VisitRecord visit = [&](const RecordHeader& header, uint32_t unit) { adopt(header, {number, unit}); };
+  if (!read_footer(place, page_memory_, read, visit))
+    (void)walk_records(place, kFirstUnit, page_memory_, read, visit);
 }
 
 }  // namespace mooncache::store::disk

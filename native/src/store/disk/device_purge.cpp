@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -40,33 +41,42 @@ uint64_t Device::bytes_of(TenantId tenant) const {
 
 Result<uint64_t> Device::purge(TenantId tenant, const Key& key) {
   Location at;
-  uint64_t size = 0;
+  RecordHeader purged;
+  purged.flags = RecordHeader::kPurged;
+  purged.key = key;
+  purged.tenant = tenant;
   {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(tenant, key);
+    (void)end_handed(tenant, key);
     if (number == kNone) return uint64_t{0};
     const DiskEntry& entry = index_[number];
     if (!entry.written) return {Code::kBackPressure, "its record is being written"};
     at = DiskIndex::location_of(entry);
-    size = entry.size;
+    purged.size = entry.size;
+    purged.sequence = segments_[at.segment].sequence;
     ++segments_[at.segment].reads;  // the segment is not used again meanwhile
     forget(number);
     removals_.push_back({tenant, key, {}});
     queue_->wake();
   }
-  const bool done = answering() && overwrite(at, record_bytes(size));
+  const bool done = answering() && overwrite(at, purged);
   const std::lock_guard lock(mutex_);
   --segments_[at.segment].reads;
   if (!done) return {Code::kInternal, "the disk did not take the overwrite"};
-  return size;
+  return uint64_t{purged.size};
 }
 
 // Pages at both ends hold parts of other records, which stay. One purge at a time, so that none of them
 // brings back what another one has overwritten there.
-bool Device::overwrite(Location at, uint64_t bytes) {
+bool Device::overwrite(Location at, const RecordHeader& purged) {
+  std::array<std::byte, kRecordHeaderBytes> head{};
+  purged.encode(layout_.uuid, head);
+  const uint64_t bytes = record_bytes(purged.size);
   const std::lock_guard lock(purge_mutex_);
   const uint64_t begin = segment_offset(at.segment) + uint64_t{at.unit} * kUnitBytes;
   const uint64_t end = begin + bytes;
+  if (queue_->overwrite_elsewhere(begin, bytes, head)) return true;
   const AlignedMemory memory(kOverwriteBytes);
   for (uint64_t from = begin / kPageBytes * kPageBytes; from < end; from += kOverwriteBytes) {
     const uint64_t length = std::min(kOverwriteBytes, round_up(end, kPageBytes) - from);
@@ -74,13 +84,14 @@ bool Device::overwrite(Location at, uint64_t bytes) {
     if (!whole && !move_all(file_.fd(), memory.data(), length, from, false)) return false;
     const uint64_t first = std::max(from, begin) - from;
     std::memset(memory.data() + first, 0, std::min(from + length, end) - from - first);
+    if (from <= begin) std::memcpy(memory.data() + first, head.data(), head.size());
     if (!move_all(file_.fd(), memory.data(), length, from, true)) return false;
   }
   return true;
 }
 
 bool Device::sync_purged() {
-  return answering() && ::fdatasync(file_.fd()) == 0;
+  return answering() && ::fdatasync(file_.fd()) == 0 && queue_->sync_overwritten();
 }
 
 }  // namespace mooncache::store::disk

@@ -23,10 +23,8 @@ bool Device::begin(Fetch& fetch) {
   fetch.sequence = segments_[fetch.at.segment].sequence;
   fetch.next_byte =
       (segment_offset(fetch.at.segment) + record_begin(fetch.at.unit)) / kPageBytes * kPageBytes;
-  if (fetch.keep) {
-    fetch.body.resize(fetch.size);
-    return true;
-  }
+  if (fetch.keep || fetch.encrypted) take_body(fetch);
+  if (fetch.keep) return true;
   auto reservation = memory_.reserve(fetch.tenant, fetch.key, fetch.size);
   if (!reservation) return false;
   fetch.reservation = *reservation;
@@ -95,7 +93,7 @@ void Device::take_bytes(Fetch& fetch, uint64_t file_offset, std::span<const std:
   const uint64_t until = std::min(payload + fetch.size, file_offset + bytes.size());
   if (from >= until || fetch.failed) return;
   const auto part = bytes.subspan(from - file_offset, until - from);
-  if (fetch.keep) {
+  if (fetch.keep || fetch.encrypted) {
     std::memcpy(fetch.body.data() + (from - payload), part.data(), part.size());
   } else if (!memory_.write(fetch.reservation.id, from - payload, {part.data(), part.size()})) {
     fetch.failed = true;
@@ -104,22 +102,30 @@ void Device::take_bytes(Fetch& fetch, uint64_t file_offset, std::span<const std:
 
 void Device::take_header(Fetch& fetch, std::span<const std::byte> bytes) {
   const auto header = RecordHeader::decode(layout_.uuid, fetch.sequence, bytes.first<kRecordHeaderBytes>());
-  if (!header || header->removal() || header->key != fetch.key || header->tenant != fetch.tenant ||
-      header->size != fetch.size) {
+  if (!header || header->removal() || header->foreign() || header->key != fetch.key ||
+      header->tenant != fetch.tenant || header->size != fetch.size ||
+      header->encrypted() != fetch.encrypted) {
     return;
   }
   fetch.header_sound = true;
+  fetch.header = *header;
   fetch.crc32c = header->crc32c;
 }
 
 // Every read of it has ended. Its bytes are what they should be, or nothing of them is used.
 Code Device::conclude(Fetch& fetch) {
-  if (fetch.failed || !fetch.header_sound) {
+  Code code = fetch.failed ? Code::kCancelled : fetch.header_sound ? Code::kOk : Code::kChecksumMismatch;
+  if (code == Code::kOk && fetch.encrypted) code = decrypt(fetch);
+  if (code == Code::kOk && fetch.keep)
+    return crc32c(fetch.body) == fetch.crc32c ? Code::kOk : Code::kChecksumMismatch;
+  if (code == Code::kOk && fetch.encrypted &&
+      !memory_.write(fetch.reservation.id, 0, {fetch.body.data(), fetch.body.size()}))
+    code = Code::kCancelled;
+  if (code != Code::kOk) {
     if (fetch.begun && !fetch.keep && fetch.reservation.id != ReservationId{})
       memory_.abort(fetch.reservation.id);
-    return fetch.failed ? Code::kCancelled : Code::kChecksumMismatch;
+    return code;
   }
-  if (fetch.keep) return crc32c(fetch.body) == fetch.crc32c ? Code::kOk : Code::kChecksumMismatch;
   return memory_.commit(fetch.reservation.id, fetch.tenant, fetch.key, fetch.crc32c);
 }
 
@@ -134,10 +140,15 @@ void Device::finish(const std::shared_ptr<Fetch>& fetch) {
                 "a block of " + std::to_string(fetch->size) + " bytes on " + file_.path() +
                     " no longer matches its checksum; it is a miss now");
     drop(*fetch, RemoveReason::kCorrupt);
+  } else if (fetch->down) {
+    finish_down(*fetch, code);
   } else if (fetch->keep && (code != Code::kOk || !keep(*fetch))) {
     if (code == Code::kOk && fetch->pinned && answering() && !off_) return keep_again(fetch);
     drop(*fetch, RemoveReason::kEvicted);
+  } else if (fetch->keyless) {
+    drop(*fetch, RemoveReason::kEvicted);  // so that it can be put again
   }
+  if (fetch->keyless) say_keyless(fetch->tenant);
   {
     const std::lock_guard lock(stats_mutex_);
     if (fetch->ahead) ++(code == Code::kOk ? count_.prefetched : count_.prefetch_given_up);
@@ -146,6 +157,7 @@ void Device::finish(const std::shared_ptr<Fetch>& fetch) {
       if (code == Code::kOk) count_.read_bytes += fetch->size;
     }
   }
+  if (fetch->encrypted) give_body(*fetch);
   {
     const std::lock_guard lock(mutex_);
     --segments_[fetch->at.segment].reads;

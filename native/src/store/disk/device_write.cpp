@@ -6,23 +6,12 @@
 #include <iterator>
 
 #include "mooncache/crc32c.h"
+#include "store/disk/append.h"
 #include "store/disk/device.h"
 
 namespace mooncache::store::disk {
 
 namespace {
-
-// Of a record with a block's bytes; `block` has them in memory, or read from elsewhere on the disk.
-template <typename Block>
-RecordHeader header_of(uint64_t sequence, const Block& block) {
-  RecordHeader header;
-  header.sequence = sequence;
-  header.key = block.key;
-  header.tenant = block.tenant;
-  header.size = block.size;
-  header.crc32c = block.crc32c;
-  return header;
-}
 
 constexpr uint64_t kFlushMs = 20;  // a chunk that is not full is written after so long
 constexpr uint64_t kNextLookMs = 5, kLaterMs = 50, kFullMs = 1000;
@@ -77,54 +66,9 @@ void Device::seal_chunk() {
   last.sealed = true;
 }
 
-// `copy(offset, to)` puts bytes of the payload in their place. False: they could not be had.
-template <typename Copy>
-bool Device::append(const RecordHeader& header, PendingRecord record, const Copy& copy) {
-  record.header = header;
-  record.at = {open_, static_cast<uint32_t>(open_fill_ / kUnitBytes)};
-  std::array<std::byte, kRecordHeaderBytes> head;
-  header.encode(layout_.uuid, head);
-  const uint64_t total = record_bytes(header.size);
-  budget_.spend(total);  // also of removals, and of blocks that move: the disk wears from all that is written
-  bool sound = true;
-  for (uint64_t at = 0; at < total;) {
-    Chunk& to = chunk();
-    if (at == 0) record.first_chunk = to.number;
-    record.last_chunk = to.number;
-    const uint64_t payload_end = kRecordHeaderBytes + header.size;
-    const uint64_t stop = at < kRecordHeaderBytes ? kRecordHeaderBytes
-                          : at < payload_end      ? payload_end
-                                                  : total;
-    const uint64_t bytes = std::min(stop - at, chunk_bytes_ - to.fill);
-    std::byte* const place = chunk_data(to) + to.fill;
-    if (at < kRecordHeaderBytes) {
-      std::memcpy(place, head.data() + at, bytes);
-    } else if (at < payload_end) {
-      sound = copy(at - kRecordHeaderBytes, Slice{place, bytes}) && sound;
-    } else {
-      std::memset(place, 0, bytes);
-    }
-    at += bytes;
-    to.fill += bytes;
-    open_fill_ += bytes;
-    if (to.fill == chunk_bytes_) to.sealed = true;
-  }
-  if (!sound) return false;
-  footer_.push_back({header, record.at.unit});
-  if (record.kept) {
-    const std::lock_guard lock(mutex_);
-    ++segments_[record.from.segment].reads;
-  } else if (!header.removal()) {
-    const std::lock_guard lock(mutex_);
-    if (index_.put(header.tenant, header.key, header.size, record.at, false) == kNone) return false;
-  }
-  pending_.push_back(std::move(record));
-  return true;
-}
-
 // Blocks that memory is about to lose. What is refused is not looked at again before it is read.
 void Device::demote() {
-  if (now_ms_ < next_demotion_ms_ || !answering()) return;
+  if (now_ms_ < next_demotion_ms_ || !answering() || !queue_->takes_blocks()) return;
   if (free_chunks_.size() <= kSpareChunks) return;
   cold_.clear();
   memory_.take_cold(options_.number, (free_chunks_.size() - kSpareChunks) * chunk_bytes_, largest_block(),
@@ -142,7 +86,7 @@ void Device::demote() {
 Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
   {
     const std::lock_guard lock(mutex_);
-    if (index_.find(block.tenant, block.key) != kNone) return Demotion::kWritten;
+    if (find_readable(block.tenant, block.key) != kNone) return Demotion::kWritten;
   }
   const uint64_t bytes = record_bytes(block.size);
   const double draw = static_cast<double>(random_() >> 11) * 0x1p-53;
@@ -150,7 +94,8 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
     ++seen.refused;
     return Demotion::kRefused;
   }
-  if (!memory_.may_hold(block.tenant, block.size)) {
+  const Keyring::Writing writing = writing_of(block.tenant);
+  if (writing.refused || !memory_.may_hold(block.tenant, block.size)) {
     ++seen.refused;
     return Demotion::kRefused;
   }
@@ -158,9 +103,9 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
     ++seen.dropped;
     return Demotion::kLater;
   }
-  const bool copied = append(header_of(segments_[open_].sequence, block), {}, [&](uint64_t offset, Slice to) {
-    return memory_.copy_out(block, offset, to).is_ok();
-  });
+  const bool copied =
+      append(header_of(segments_[open_].sequence, block), {}, writing.key,
+             [&](uint64_t offset, Slice to) { return memory_.copy_out(block, offset, to).is_ok(); });
   if (!copied) return Demotion::kRefused;
   ++seen.admitted;
   seen.admitted_bytes += block.size;
@@ -189,7 +134,7 @@ void Device::write_removals() {
     header.tenant = removal.tenant;
     PendingRecord record;
     record.done = std::move(removal.done);
-    (void)append(header, std::move(record), [](uint64_t, Slice) { return true; });
+    (void)append(header, std::move(record), nullptr, [](uint64_t, Slice) { return true; });
     removals_waiting_ = true;
   }
 }
@@ -247,7 +192,7 @@ void Device::retire_chunks() {
   if (to_sync_.empty() || !syncing_.empty()) return;
   Op op;
   op.kind = Op::Kind::kSync;
-  if (submit(std::move(op), {Io::Kind::kSync, 0, {}, -1, 0}) == kNone) return;
+  if (submit(std::move(op), {Io::Kind::kSync, 0, {}, -1, 0, true}) == kNone) return;
   syncing_.swap(to_sync_);
   ++writes_under_way_;
 }
@@ -273,7 +218,7 @@ void Device::record_ended(PendingRecord& record, bool sound) {
     const Location known = record.kept ? record.from : record.at;
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == known)) return;
     if (sound) {
-      (void)index_.put(header.tenant, header.key, header.size, record.at, true);
+      (void)index_.put(header.tenant, header.key, header.size, record.at, true, header.encrypted());
     } else {
       forget(number);
     }
@@ -444,6 +389,10 @@ void Device::reclaim() {
           want_kept(entry, pinned);
           continue;
         }
+        if (entry.written && options_.hands_down && answering()) {
+          want_down(entry);
+          continue;
+        }
         gone.emplace_back(index_.tenant_of(entry), entry);
         forget(at);
       }
@@ -465,15 +414,20 @@ bool Device::keep(const Fetch& fetch) {
     const uint32_t number = index_.find(fetch.tenant, fetch.key);
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == fetch.at)) return true;
   }
+  const Keyring::Writing writing = writing_of(fetch.tenant);
+  if (writing.refused) {
+    drop(fetch, RemoveReason::kEvicted);
+    return true;
+  }
   if (!room_for(record_bytes(fetch.size))) return false;
   PendingRecord record;
   record.kept = true;
   record.from = fetch.at;
-  const bool kept =
-      append(header_of(segments_[open_].sequence, fetch), std::move(record), [&](uint64_t offset, Slice to) {
-        std::memcpy(to.data, fetch.body.data() + offset, to.size);
-        return true;
-      });
+  const bool kept = append(header_of(segments_[open_].sequence, fetch), std::move(record), writing.key,
+                           [&](uint64_t offset, Slice to) {
+                             std::memcpy(to.data, fetch.body.data() + offset, to.size);
+                             return true;
+                           });
   const std::lock_guard lock(stats_mutex_);
   count_.kept += kept ? 1 : 0;
   return kept;
@@ -490,6 +444,7 @@ void Device::release_segments() {
     given_up_.pop_front();
     segments_[number].state = Segment::State::kFree;
     free_segments_.push_back(number);
+    queue_->released(segment_offset(number));
   }
 }
 

@@ -86,14 +86,14 @@ Result<File> File::open(const std::string& path) {
   return file;
 }
 
-Result<uint64_t> File::reserve(uint64_t bytes, uint64_t at_least) {
+Result<uint64_t> File::reserve(uint64_t bytes, uint64_t at_least, bool sparse) {
   if (is_device_) {
     if (size_ < at_least) return {Code::kNoSpace, path_ + " is too small for the SSD tier"};
     return std::min(bytes, size_);
   }
   // Less, where the file system has less: a quarter at a time.
   for (uint64_t wanted = bytes; wanted >= at_least; wanted = wanted / 4 * 3) {
-    const int result = ::fallocate(fd_, 0, 0, static_cast<off_t>(wanted));
+    const int result = sparse ? 0 : ::fallocate(fd_, 0, 0, static_cast<off_t>(wanted));
     const bool unknown = result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS);
     if (unknown || result == 0) {
       if (::ftruncate(fd_, static_cast<off_t>(wanted)) != 0) return refused(path_, std::strerror(errno));

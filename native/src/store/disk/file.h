@@ -45,7 +45,8 @@ class File {
   static Result<File> open(const std::string& path);
   // Takes up to `bytes` from the file system, all of them now, so that no other file can take them later.
   // What it got; NO_SPACE when that is less than `at_least`.
-  Result<uint64_t> reserve(uint64_t bytes, uint64_t at_least);
+  // `sparse`: none of them now.
+  Result<uint64_t> reserve(uint64_t bytes, uint64_t at_least, bool sparse = false);
 
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }

@@ -27,11 +27,16 @@ bool intact(std::span<const std::byte> in) {
   return crc == crc32c(in.first(in.size() - sizeof crc));
 }
 
+template <typename Bytes>
+Bytes take_array(Reader& reader) {
+  Bytes out{};
+  const auto bytes = reader.take(out.size());
+  if (bytes.size() == out.size()) std::copy(bytes.begin(), bytes.end(), out.begin());
+  return out;
+}
+
 Uuid take_uuid(Reader& reader) {
-  Uuid uuid{};
-  const auto bytes = reader.take(uuid.size());
-  if (bytes.size() == uuid.size()) std::copy(bytes.begin(), bytes.end(), uuid.begin());
-  return uuid;
+  return take_array<Uuid>(reader);
 }
 
 Status damaged(const char* what) {
@@ -97,6 +102,22 @@ Result<SegmentHeader> SegmentHeader::decode(const Uuid& uuid, ConstPage in) {
   return SegmentHeader{reader.u64()};
 }
 
+std::array<std::byte, RecordHeader::kAssociatedBytes> RecordHeader::associated(const Uuid& uuid) const {
+  Writer writer(kAssociatedBytes);
+  writer.u32(kRecordMagic);
+  writer.u32(flags);
+  writer.raw(uuid);
+  writer.u64(sequence);
+  writer.key(key);
+  writer.u64(tenant);
+  writer.u32(size);
+  writer.u32(key_id);
+  writer.raw(nonce);
+  std::array<std::byte, kAssociatedBytes> out{};
+  std::copy_n(writer.view().begin(), out.size(), out.begin());
+  return out;
+}
+
 void RecordHeader::encode(const Uuid& uuid, std::span<std::byte, kRecordHeaderBytes> out) const {
   Writer writer(kRecordHeaderBytes);
   writer.u32(kRecordMagic);
@@ -107,6 +128,11 @@ void RecordHeader::encode(const Uuid& uuid, std::span<std::byte, kRecordHeaderBy
   writer.u64(tenant);
   writer.u32(size);
   writer.u32(crc32c);
+  if (encrypted()) {
+    writer.u32(key_id);
+    writer.raw(nonce);
+    writer.raw(tag);
+  }
   finish(writer, out);
 }
 
@@ -122,6 +148,11 @@ Result<RecordHeader> RecordHeader::decode(const Uuid& uuid, uint64_t sequence,
   header.tenant = reader.u64();
   header.size = reader.u32();
   header.crc32c = reader.u32();
+  if (header.encrypted()) {
+    header.key_id = reader.u32();
+    header.nonce = take_array<Nonce>(reader);
+    header.tag = take_array<Tag>(reader);
+  }
   if (!ours || header.sequence != sequence) return {Code::kGenerationChanged, "a record of an earlier time"};
   if (header.removal() != (header.size == 0)) return damaged("a record's header makes no sense");
   return header;

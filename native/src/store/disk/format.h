@@ -6,6 +6,9 @@
 //   a segment          header page | records | footer (at the end: one page, before it the entries)
 //   a record           header of 128 bytes | payload; starts at a multiple of kUnitBytes
 //
+// The payload of a record may be encrypted (cipher.h). Then its CRC is, too, and the header has what reading
+// takes: which of the tenant's keys, the nonce, and the tag, which covers the whole header.
+//
 // Each writing of a segment has a sequence number of its own, which every record and the footer repeat: what
 // an earlier writing left behind is never taken for the present one. A later record of a key replaces an
 // earlier one; a removal is a record too. Segments are used again in the order in which they were written, so
@@ -22,6 +25,7 @@
 #include "mooncache/bytes.h"
 #include "mooncache/status.h"
 #include "mooncache/types.h"
+#include "store/disk/cipher.h"
 #include "store/disk/io_queue.h"
 
 namespace mooncache::store::disk {
@@ -71,14 +75,27 @@ struct SegmentHeader {
 };
 
 struct RecordHeader {
-  static constexpr uint32_t kRemoval = 1;
+  static constexpr uint32_t kRemoval = 1, kEncrypted = 2;
+  // In the place of a record that was purged: its payload is zeros. Nothing is served from it, and those who
+  // walk from record to record find the next one.
+  static constexpr uint32_t kPurged = 4;
   uint32_t flags = 0;
   uint64_t sequence = 0;  // of its segment's writing
   Key key;
   TenantId tenant = 0;
   uint32_t size = 0;
-  uint32_t crc32c = 0;  // of the payload
+  uint32_t crc32c = 0;  // of the payload; encrypted as the payload is
+  // Of an encrypted payload.
+  uint32_t key_id = 0;
+  Nonce nonce{};
+  Tag tag{};
   bool removal() const { return (flags & kRemoval) != 0; }
+  bool encrypted() const { return (flags & kEncrypted) != 0; }
+  // Purged, or of a kind that this version does not know: nothing is served from it, as from a removal.
+  bool foreign() const { return (flags & ~(kRemoval | kEncrypted)) != 0 || (removal() && encrypted()); }
+  // All of the header but what is encrypted, and the tag: what the tag covers beside the payload.
+  static constexpr size_t kAssociatedBytes = 104;
+  std::array<std::byte, kAssociatedBytes> associated(const Uuid& uuid) const;
   void encode(const Uuid& uuid, std::span<std::byte, kRecordHeaderBytes> out) const;
   // Any difference, also of the sequence number: nothing that may be used.
   static Result<RecordHeader> decode(const Uuid& uuid, uint64_t sequence,

@@ -21,6 +21,7 @@ struct DiskEntry {
   uint16_t tenant = 0;  // its number here
   uint8_t hits = 0;     // since it was written
   bool written = false;
+  bool encrypted = false;
 };
 static_assert(sizeof(DiskEntry) == 48);
 
@@ -39,7 +40,8 @@ class DiskIndex {
     });
   }
   // Replaces what is known of the key. kNone: the table is full.
-  uint32_t put(TenantId tenant, const Key& key, uint32_t size, Location at, bool written) {
+  uint32_t put(TenantId tenant, const Key& key, uint32_t size, Location at, bool written,
+               bool encrypted = false) {
     uint32_t number = find(tenant, key);
     if (number == kNone) {
       const uint32_t name = number_of(tenant);
@@ -60,6 +62,7 @@ class DiskIndex {
     entry.segment = static_cast<uint16_t>(at.segment);
     entry.hits = 0;
     entry.written = written;
+    entry.encrypted = encrypted;
     bytes_ += size;
     uses_[entry.tenant].bytes += size;
     return number;

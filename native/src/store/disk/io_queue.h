@@ -24,13 +24,16 @@ namespace mooncache::store::disk {
 // What O_DIRECT asks of addresses, offsets and lengths on every device that is sold.
 inline constexpr uint64_t kPageBytes = 4096;
 
+struct Superblock;
+
 struct Io {
   enum class Kind : uint8_t { kRead, kWrite, kSync };
   Kind kind = Kind::kRead;
   uint64_t offset = 0;
-  Slice memory;         // kWrite reads it, kSync has none; valid until the end is reported
-  int buffer = -1;      // which of the registered buffers it lies in; -1 = none
-  uint64_t cookie = 0;  // comes back with the end
+  Slice memory;          // kWrite reads it, kSync has none; valid until the end is reported
+  int buffer = -1;       // which of the registered buffers it lies in; -1 = none
+  uint64_t cookie = 0;   // comes back with the end
+  bool lasting = false;  // kSync: one waits until what was written outlives this host, too
 };
 
 struct IoEnd {
@@ -50,6 +53,23 @@ class IoQueue {
   virtual void wake() = 0;
   // For the log: "io_uring", or the threads and why.
   virtual std::string description() const = 0;
+
+  // Of a queue that keeps parts of the file elsewhere (spool_queue.h).
+  // Before everything but the superblock.
+  virtual Status laid_out(const Superblock& /*layout*/) { return Status::ok(); }
+  // False: no more blocks for now, because what is written already has not gone where it belongs.
+  virtual bool takes_blocks() const { return true; }
+  // The owner's thread. The segment that begins here will not be read before it is written again.
+  virtual void released(uint64_t /*offset*/) {}
+  // Any thread. The range will be overwritten elsewhere, with `head` and then zeros, which has happened when
+  // sync_overwritten() is true. Whether nothing of it is in the file.
+  virtual bool overwrite_elsewhere(uint64_t /*offset*/, uint64_t /*size*/,
+                                   std::span<const std::byte> /*head*/) {
+    return false;
+  }
+  virtual bool sync_overwritten() { return true; }
+  // The owner's thread, at an orderly end: what was written goes where it belongs, within a few seconds.
+  virtual void finish() {}
 };
 
 struct IoQueueOptions {

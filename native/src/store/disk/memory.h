@@ -53,6 +53,10 @@ class Memory {
   virtual Claim claim(TenantId, uint64_t) { return Claim::kNone; }
   // Whether the tenant may have so many bytes more on the disks.
   virtual bool may_hold(TenantId, uint64_t) { return true; }
+  // A block that the disk gives up, for what lies below it. Its bytes are sound.
+  virtual void hand_down(const ColdBlock&, std::vector<std::byte>) {}
+  // It was removed while it was handed down.
+  virtual void take_back(TenantId, const Key&) {}
   virtual void log(uint8_t level, const char* event, std::string message) = 0;
 };
 

@@ -1,5 +1,9 @@
-// The disks of a node: each block belongs to one of them, by its key, so that a disk that is lost costs its
-// share.
+// What lies below the memory of a node: its disks, and below them the directory that it shares with other
+// nodes.
+//
+// Each block belongs to one disk, by its key, so that a disk that is lost costs its share. In the shared
+// directory a node writes one log, its own, which is a device like a disk; what other nodes wrote is only
+// read (shared_reader.h), and is not this node's: it is neither listed nor reported.
 #pragma once
 
 #include <cstdint>
@@ -9,79 +13,90 @@
 #include <vector>
 
 #include "store/disk/device.h"
+#include "store/disk/shared_reader.h"
+#include "store/disk/spool_queue.h"
 
 namespace mooncache::store::disk {
 
+// The shared directory. The log's path is the directory.
+struct SharedDirectory {
+  DeviceOptions log;
+  SharedOptions reader;
+  Memory* memory = nullptr;  // of both
+  // With `requests`: it is an object store, and the log's path the folder of its spool.
+  SpoolOptions spool;
+};
+
 class SsdTier {
  public:
-  // A disk that broke is left out, and the log says so; what is wrong with the configuration refuses the
-  // start.
-  static Result<std::unique_ptr<SsdTier>> open(std::vector<DeviceOptions> options, Memory& memory);
+  // A disk that broke, or a directory that does not answer, is left out, and the log says so; what is wrong
+  // with the configuration refuses the start.
+  static Result<std::unique_ptr<SsdTier>> open(std::vector<DeviceOptions> options, Memory& memory,
+                                               std::optional<SharedDirectory> shared = {});
 
   static uint32_t device_of(TenantId tenant, const Key& key, uint32_t devices) {
     return static_cast<uint32_t>((key.word(1) ^ key.word(2) ^ tenant) % devices);
   }
-  std::optional<Device::Found> find(TenantId tenant, const Key& key) const {
-    const Device* device = of(tenant, key);
-    return device == nullptr ? std::nullopt : device->find(tenant, key);
-  }
+  // On a disk of the node, or in its log of the shared directory.
+  std::optional<Device::Found> find(TenantId tenant, const Key& key) const;
   void touch(TenantId tenant, const Key& key) {
-    if (Device* device = of(tenant, key); device != nullptr) device->touch(tenant, key);
+    for_both(tenant, key, [&](Device& device) { device.touch(tenant, key); });
   }
-  bool fetch(TenantId tenant, const Key& key, Device::Done done) {
-    Device* device = of(tenant, key);
-    return device != nullptr && device->fetch(tenant, key, std::move(done));
+  // Size of a block that another node wrote.
+  std::optional<uint64_t> find_of_others(TenantId tenant, const Key& key) const {
+    return others_ == nullptr ? std::nullopt : others_->find(tenant, key);
   }
-  std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms) {
-    Device* device = of(tenant, key);
-    return device == nullptr ? 0 : device->prefetch(tenant, key, max_bytes, until_ms);
+  void forget_of_others(TenantId tenant, const Key& key) {
+    if (others_ != nullptr) (void)others_->forget(tenant, key);
   }
-  bool remove(TenantId tenant, const Key& key, Device::Done done) {
-    Device* device = of(tenant, key);
-    return device != nullptr && device->remove(tenant, key, std::move(done));
+  void forget_of_others(TenantId tenant) {
+    if (others_ != nullptr) others_->forget(tenant);
   }
-  Code pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms) {
-    Device* device = of(tenant, key);
-    return device == nullptr ? Code::kNotFound : device->pin(tenant, key, until_ms, now_ms);
-  }
-  Code unpin(TenantId tenant, const Key& key) {
-    Device* device = of(tenant, key);
-    return device == nullptr ? Code::kNotFound : device->unpin(tenant, key);
-  }
+  bool fetch(TenantId tenant, const Key& key, Device::Done done);
+  std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms);
+  // `done` when the removal lasts wherever the block was.
+  bool remove(TenantId tenant, const Key& key, Device::Done done);
+  Code pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms);
+  Code unpin(TenantId tenant, const Key& key);
   // What tenants have on all disks; one may be named by several.
-  std::vector<DiskUse> uses() const {
-    std::vector<DiskUse> all;
-    for (const auto& device : devices_) {
-      if (device == nullptr) continue;
-      const std::vector<DiskUse> uses = device->uses();
-      all.insert(all.end(), uses.begin(), uses.end());
-    }
-    return all;
-  }
-  uint64_t bytes_of(TenantId tenant) const {
-    uint64_t bytes = 0;
-    for (const auto& device : devices_) bytes += device == nullptr ? 0 : device->bytes_of(tenant);
-    return bytes;
-  }
-  Result<uint64_t> purge(TenantId tenant, const Key& key) {
-    Device* device = of(tenant, key);
-    return device == nullptr ? Result<uint64_t>(uint64_t{0}) : device->purge(tenant, key);
-  }
-  bool sync_purged() {
-    bool lasts = true;
-    for (const auto& device : devices_) lasts = (device == nullptr || device->sync_purged()) && lasts;
-    return lasts;
-  }
+  std::vector<DiskUse> uses() const;
+  uint64_t bytes_of(TenantId tenant) const;
+  Result<uint64_t> purge(TenantId tenant, const Key& key);
+  bool sync_purged();
+  // From a disk into the shared directory.
+  void hand_down(const ColdBlock& block, std::vector<std::byte> body);
+  void take_back(TenantId tenant, const Key& key);
   // One page of the walk over all disks; the next cursor, 0 at the end.
   uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const;
   void close();
-  DeviceStats stats() const;  // of all together
+  DeviceStats stats() const;  // of all disks together
+  bool has_disks() const { return !devices_.empty(); }
+  bool has_shared() const { return is_shared_; }
+  DeviceStats shared_stats() const { return shared_ == nullptr ? DeviceStats{} : shared_->stats(); }
+  SharedStats others_stats() const { return others_ == nullptr ? SharedStats{} : others_->stats(); }
   uint32_t devices() const { return static_cast<uint32_t>(devices_.size()); }
 
  private:
+  Status open_shared(SharedDirectory shared);
   Device* of(TenantId tenant, const Key& key) const {
-    return devices_[device_of(tenant, key, devices())].get();
+    return devices_.empty() ? nullptr : devices_[device_of(tenant, key, devices())].get();
   }
+  template <typename Act>
+  void for_both(TenantId tenant, const Key& key, const Act& act) {
+    if (Device* device = of(tenant, key); device != nullptr) act(*device);
+    if (shared_ != nullptr) act(*shared_);
+  }
+  template <typename Act>
+  void for_all(const Act& act) const {
+    for (const auto& device : devices_) {
+      if (device != nullptr) act(*device);
+    }
+    if (shared_ != nullptr) act(*shared_);
+  }
+  bool is_shared_ = false;                // configured
+  std::unique_ptr<Device> shared_;        // null: there is none, or it did not answer
+  std::unique_ptr<SharedReader> others_;  // the same
+  // Last: they hand blocks down.
   std::vector<std::unique_ptr<Device>> devices_;  // null: it broke
 };
 
