@@ -8,10 +8,16 @@ namespace mooncache {
 
 // After `failures` failures in a row a peer is left alone for a pause that doubles with each failed probe.
 // When the pause is over, one caller at a time may probe it; a success closes the breaker.
+//
+// With a slow start a peer that was left alone gets its share of the traffic back bit by bit: all callers may
+// use it, but of those that could as well go elsewhere only a growing part prefers it. A failure meanwhile
+// opens the breaker at once, for a longer pause than before.
 class Breaker {
  public:
-  Breaker(uint32_t failures, uint32_t min_ms, uint32_t max_ms)
-      : limit_(failures), min_ms_(min_ms), max_ms_(max_ms) {}
+  static constexpr uint32_t kFirstPercent = 10;  // of the traffic, at the beginning of a slow start
+
+  Breaker(uint32_t failures, uint32_t min_ms, uint32_t max_ms, uint32_t slow_start_ms = 0)
+      : limit_(failures), min_ms_(min_ms), max_ms_(max_ms), slow_start_ms_(slow_start_ms) {}
 
   // Whether to try now. True in the half-open state books the probe.
   bool allow(uint64_t now_ms) {
@@ -22,13 +28,29 @@ class Breaker {
   }
   bool failing() const { return failures_ > 0; }
   bool is_open(uint64_t now_ms) const { return failures_ >= limit_ && now_ms < open_until_ms_; }
-  void success() {
+  // Nothing is to be decided, and a success changes nothing.
+  bool at_rest() const { return failures_ == 0 && pause_ms_ == 0; }
+  // Percent of the traffic that could go elsewhere.
+  uint32_t percent(uint64_t now_ms) const {
+    if (failures_ >= limit_) return 0;
+    if (!starting(now_ms)) return 100;
+    return kFirstPercent + static_cast<uint32_t>((100 - kFirstPercent) *
+                                                 (now_ms - std::min(now_ms, started_ms_)) / slow_start_ms_);
+  }
+  // Whether one that could go elsewhere goes here. `roll`: a random number. Once the pause is over, one of
+  // them does, as a probe, and is booked.
+  bool prefers(uint64_t now_ms, uint64_t roll) {
+    return failures_ >= limit_ ? allow(now_ms) : roll % 100 < percent(now_ms);
+  }
+  void success(uint64_t now_ms) {
+    const bool was_open = failures_ >= limit_;
     failures_ = 0;
-    pause_ms_ = 0;
+    if (was_open && slow_start_ms_ > 0) started_ms_ = now_ms;
+    if (!starting(now_ms)) pause_ms_ = 0;
   }
   // True when this failure opened it, or kept it open.
   bool failure(uint64_t now_ms) {
-    failures_ = std::min(failures_ + 1, limit_);
+    failures_ = starting(now_ms) ? limit_ : std::min(failures_ + 1, limit_);
     if (failures_ < limit_) return false;
     pause_ms_ = pause_ms_ == 0 ? min_ms_ : std::min(pause_ms_ * 2, max_ms_);
     open_until_ms_ = now_ms + pause_ms_;
@@ -36,12 +58,19 @@ class Breaker {
   }
 
  private:
+  // Only one that was open starts slowly: it has a pause then.
+  bool starting(uint64_t now_ms) const {
+    return pause_ms_ > 0 && failures_ < limit_ && now_ms < started_ms_ + slow_start_ms_;
+  }
+
   uint32_t limit_;
   uint32_t min_ms_;
   uint32_t max_ms_;
+  uint32_t slow_start_ms_;
   uint32_t failures_ = 0;
   uint32_t pause_ms_ = 0;
   uint64_t open_until_ms_ = 0;
+  uint64_t started_ms_ = 0;
 };
 
 // Of two ways to a peer, when the better one, that failed, is tried again: after a pause that doubles with
@@ -56,7 +85,7 @@ class Detour {
   bool failed(uint64_t now_ms) { return !taken(now_ms) && breaker_.failure(now_ms); }
   // What still arrives during the pause says nothing about what comes after it.
   void worked(uint64_t now_ms) {
-    if (!taken(now_ms)) breaker_.success();
+    if (!taken(now_ms)) breaker_.success(now_ms);
   }
   bool failed_lately() const { return breaker_.failing(); }
 
@@ -72,7 +101,7 @@ class RailRenewal {
   static constexpr uint32_t kPauseMaxMs = 60'000;
   bool due(uint64_t now_ms) const { return !breaker_.is_open(now_ms); }
   void made(uint64_t now_ms) {
-    if (now_ms - made_ms_ >= 2 * uint64_t{kPauseMaxMs}) breaker_.success();
+    if (now_ms - made_ms_ >= 2 * uint64_t{kPauseMaxMs}) breaker_.success(now_ms);
     (void)breaker_.failure(now_ms);
     made_ms_ = now_ms;
   }
@@ -93,6 +122,13 @@ class RetryBudget {
     const uint64_t granted = std::min(wanted, level_ / 100);
     level_ -= granted * 100;
     return granted;
+  }
+
+  // All of them, or none.
+  bool spend_all(uint64_t wanted) {
+    if (level_ / 100 < wanted) return false;
+    level_ -= wanted * 100;
+    return true;
   }
 
  private:

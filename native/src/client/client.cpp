@@ -34,6 +34,10 @@ Status check_config(const ClientConfig& config) {
   if (config.survey_ms > 60'000) return bad("survey_ms must be at most 60000");
   if (config.connect_timeout_ms < 1) return bad("connect_timeout must be positive");
   if (config.breaker_failures < 1) return bad("breaker_failures must be at least 1");
+  if (config.retries_per_call < 1) return bad("retries_per_call must be at least 1");
+  if (config.hedge_percent > 100) return bad("hedge_percent must be at most 100");
+  if (config.hedge_min_ms > config.hedge_max_ms || config.hedge_max_ms > 60'000)
+    return bad("hedge_min must be at most hedge_max, and that at most 60 s");
   if (config.location_cache_keys > (1ull << 28)) return bad("location_cache_keys must be at most 268435456");
   return Status::ok();
 }
@@ -79,8 +83,10 @@ Client::Impl::Impl(ClientConfig config_in)
       keeper(std::make_unique<LaneKeeper>(config.ping_interval_ms)),
       fork_generation(fork_generation_now()),
       spread_seed(random_seed()),
+      hedge_times({config.hedge_min_ms * 1000, config.hedge_max_ms * 1000}),
       current(std::make_shared<NodeMap>()),
-      retries(config.retry_percent, config.retry_burst) {
+      retries(config.retry_percent, config.retry_burst),
+      hedge_budget(config.hedge_percent, config.hedge_percent > 0 ? config.hedge_burst : 0) {
   limits.connect_timeout_ms = config.connect_timeout_ms;
   limits.stall_timeout_ms = config.stall_timeout_ms;
   limits.spin_us = std::thread::hardware_concurrency() > 1 ? config.spin_us : 0;
@@ -137,10 +143,36 @@ void Client::Impl::ran_operations(uint64_t count) {
   retries.operations(count);
 }
 
-void Client::Impl::run(std::span<LaneTask> tasks, const CallOptions& options, bool small) {
+bool Client::Impl::take_hedges(uint64_t wanted) {
+  const std::lock_guard lock(mutex);
+  const bool granted = hedge_budget.spend_all(wanted);
+  counters.add(granted ? Counter::kHedges : Counter::kHedgesRefused, wanted);
+  return granted;
+}
+
+void Client::Impl::ran_reads(uint64_t count) {
+  const std::lock_guard lock(mutex);
+  hedge_budget.operations(count);
+}
+
+uint32_t Client::Impl::hedge_after_us(const NodeMap& map, size_t size_class) {
+  if (hedge_times.due(steady_ms())) {
+    std::vector<uint64_t> p99s_us;
+    for (size_t i = 0; i < kHedgeClassBytes.size(); ++i) {
+      p99s_us.clear();
+      for (const auto& node : map.nodes) {
+        if (const auto p99_us = node->read_p99_us(i)) p99s_us.push_back(*p99_us);
+      }
+      hedge_times.learn(i, p99s_us);
+    }
+  }
+  return hedge_times.after_us(size_class);
+}
+
+void Client::Impl::run(std::span<LaneTask> tasks, const CallOptions& options, bool small, Hedges* hedges) {
   LoopLimits chosen = limits;
   if (!small) chosen.spin_us = 0;
-  run_tasks(tasks, options, closed, chosen, counters);
+  run_tasks(tasks, options, closed, chosen, counters, hedges);
   close_unused();
 }
 
@@ -339,7 +371,8 @@ Status Client::learn_locations(std::span<const Key> keys, std::span<const std::b
     Nearest nearest;
     for (uint16_t i = 0; i < count && in.ok(); ++i) {
       const uint32_t position = map->position(in.u16());
-      const bool on_disk = static_cast<Tier>(in.u8()) == Tier::kSsd;
+      const auto tier = static_cast<Tier>(in.u8());
+      const bool on_disk = tier == Tier::kSsd || tier == Tier::kShared;
       (void)in.u8();
       (void)in.u64();
       if (position != kNoNode) nearest.offer(position, on_disk, ranks.order_for(key));
@@ -358,8 +391,13 @@ NamedValues Client::stats() const {
   }
   const auto map = impl_->map();
   uint64_t open = 0;
-  for (const auto& node : map->nodes) open += node->breaker_open(steady_ms()) ? 1 : 0;
+  uint64_t slow = 0;
+  for (const auto& node : map->nodes) {
+    open += node->breaker_open(steady_ms()) ? 1 : 0;
+    slow += node->slow(steady_ms()) ? 1 : 0;
+  }
   values.emplace_back("breakers_open", open);
+  values.emplace_back("nodes_slow", slow);
   // Rails that are in use here: "rdma_rail_mlx5_0:1_bytes" and so on.
   if (RdmaTransport* transport = impl_->rdma->opened(); transport != nullptr && transport->availability()) {
     for (const auto& rail : transport->shared()->rails) {

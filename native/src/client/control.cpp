@@ -33,7 +33,8 @@ class Places {
     for (size_t i = 0; i < nearest.count; ++i) {
       const NodeInfo& node = map_.infos[nearest.positions[i]];
       const Tier memory = node.medium == Medium::kHbm ? Tier::kHbm : Tier::kDram;
-      copies.push_back({node.index, nearest.on_disk[i] ? Tier::kSsd : memory});
+      const Tier below = nearest.shared[i] ? Tier::kShared : Tier::kSsd;
+      copies.push_back({node.index, nearest.on_disk[i] ? below : memory});
     }
     if (copies == places_[last_]) return last_;
     const auto known = numbers_.find(copies);
@@ -159,15 +160,15 @@ std::vector<Nearest> Client::Impl::ask_holders(const NodeMap& map, std::span<con
   std::vector<Nearest> nearest(keys.size());
   ReadRanks ranks(*this, map);
   request_keys(
-      map, asked, keys, wire::Opcode::kMatch, flags | wire::kFlagTiers, {}, options,
+      map, asked, keys, wire::Opcode::kMatch, flags | wire::kFlagTiers | wire::kFlagShared, {}, options,
       [&](const Question& question, std::span<const uint32_t> items, const Status& status, Reader& in) {
         if (!status) return status;
         const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
         if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
         for (size_t i = 0; i < items.size(); ++i) {
           if (!bit(answer->bitmap, i)) continue;
-          nearest[items[i]].offer(question.position, bit(answer->on_disk, i),
-                                  ranks.order_for(keys[items[i]]));
+          nearest[items[i]].offer(question.position, bit(answer->on_disk, i), ranks.order_for(keys[items[i]]),
+                                  bit(answer->shared, i));
         }
         return Status::ok();
       },

@@ -54,6 +54,10 @@ enum class Counter : uint8_t {
   kReceivePoolMisses,
   kWatches,
   kWatchesUnreachable,
+  kHedges,
+  kHedgesWon,
+  kHedgesRefused,
+  kSlowNodes,
   kCount,
 };
 inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> kCounterNames = {
@@ -100,6 +104,10 @@ inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> k
     "receive_pool_misses",
     "watches",
     "watches_unreachable",
+    "hedges",
+    "hedges_won",
+    "hedges_refused",
+    "slow_nodes",
 };
 
 enum class Timed : uint8_t { kPut, kGet, kMatch, kControl, kCount };

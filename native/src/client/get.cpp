@@ -7,7 +7,9 @@
 #include <optional>
 #include <utility>
 
+#include "client/hedged_reads.h"
 #include "client/impl.h"
+#include "client/read_places.h"
 
 namespace mooncache {
 
@@ -78,7 +80,6 @@ class GetCall {
   static constexpr size_t kMaxSearches = 3;
   // From so many bytes on a round trip to all nodes is little beside the reading.
   static constexpr uint64_t kSurveyBytes = 1 << 20;
-  static constexpr uint64_t kUnsizedBytes = 128 << 10;  // taken for the size of blocks that is not known
   static constexpr uint32_t kSurveyLastsS = 60;
 
   // Blocks of device memory that cannot go in place are for another way.
@@ -102,8 +103,8 @@ class GetCall {
   // Gives each open item a node; those without a guess end up in `lost`.
   void assign(std::span<const uint32_t> open, std::vector<uint32_t>& lost, bool count) {
     works_.clear();
-    ranks_.reset();
     asked_.assign(map_->nodes.size(), 0);
+    places_.new_round();
     for (const uint32_t item : open) {
       for (;;) {
         uint32_t position = kNoNode;
@@ -112,7 +113,7 @@ class GetCall {
           if (position == kNoNode && tried_[item].empty())
             note(item, {Code::kUnknownNode, 0, *options_.node});
         } else {
-          position = next_place(item, count);
+          position = places_.next(item, count);
         }
         if (position == kNoNode) {
           if (!options_.node) lost.push_back(item);
@@ -136,62 +137,6 @@ class GetCall {
   bool usable(uint32_t position) {
     if (asked_[position] == 0) asked_[position] = impl_.may_use(*map_, position) ? 1 : 2;
     return asked_[position] == 1;
-  }
-
-  bool was_tried(uint32_t item, uint32_t position) const {
-    return std::find(tried_[item].begin(), tried_[item].end(), position) != tried_[item].end();
-  }
-
-  // Where to read an item next: one of its known places, else a guess; kNoNode when there is none left.
-  uint32_t next_place(uint32_t item, bool count) {
-    const Key& key = batch_.blocks[item].key;
-    Nearest usable;
-    bool known = false;
-    const LocationCache::Places places = impl_.locations.find(key);
-    for (size_t i = 0; i < places.nodes.size() && places.nodes[i] != LocationCache::kNowhere; ++i) {
-      const uint32_t position = map_->position(places.nodes[i]);
-      if (position == kNoNode) continue;
-      known = true;
-      if (was_tried(item, position)) continue;
-      usable.positions[usable.count] = position;
-      usable.on_disk[usable.count++] = places.on_disk[i];
-    }
-    if (count) impl_.counters.add(known ? Counter::kLocationHits : Counter::kLocationMisses);
-    if (usable.count == 0) return impl_.guess_unknown(*map_, key, tried_[item]);
-    return nearest_of(item, usable);
-  }
-
-  // Of several holders one of the nearest; those that are equally near share the reading.
-  uint32_t nearest_of(uint32_t item, const Nearest& holders) {
-    if (holders.count == 1) return holders.first();
-    if (!ranks_) ranks_.emplace(impl_, *map_);
-    std::array<uint32_t, Nearest::kMax> ranks{}, equal{};
-    for (size_t i = 0; i < holders.count; ++i) ranks[i] = (*ranks_)(holders.positions[i], holders.on_disk[i]);
-    const uint32_t least = *std::min_element(ranks.begin(), ranks.begin() + holders.count);
-    size_t count = 0;
-    for (size_t i = 0; i < holders.count; ++i) {
-      if (ranks[i] == least) equal[count++] = holders.positions[i];
-    }
-    return spread_.choose(
-        std::span(equal).first(count), likely_bytes(item),
-        [&](uint32_t position) { return map_->nodes[position]->reading_bytes(); },
-        [&, seed = is_small() ? impl_.spread_seed : impl_.seed_for(batch_.blocks[item].key)](
-            uint32_t position) { return turn_of(seed, map_->infos[position].index); });
-  }
-
-  // Small calls of a client stay with one of equal holders while it is idle: its connection is warm there.
-  bool is_small() {
-    if (!small_) {
-      uint64_t bytes = 0;
-      for (uint32_t item = 0; item < batch_.blocks.size(); ++item) bytes += likely_bytes(item);
-      small_ = bytes <= ReadSpread::kPieceBytes;
-    }
-    return *small_;
-  }
-
-  uint64_t likely_bytes(uint32_t item) const {
-    const uint64_t expected = expected_bytes(item);
-    return expected > 0 ? expected : kUnsizedBytes;
   }
 
   // Whether there may be copies of an item that are nearer than the known ones, or as near.
@@ -218,14 +163,14 @@ class GetCall {
     if (options_.node || nodes < 2 || nodes > impl_.config.fanout_nodes_max || impl_.config.survey_ms == 0)
       return;
     uint64_t bytes = 0;
-    for (const uint32_t item : open) bytes += likely_bytes(item);
+    for (const uint32_t item : open) bytes += places_.likely_bytes(item);
     if (bytes < kSurveyBytes) return;
     std::vector<uint32_t> items;
     bytes = 0;
     for (const uint32_t item : open) {
       if (!may_have_other_copies(item)) continue;
       items.push_back(item);
-      bytes += likely_bytes(item);
+      bytes += places_.likely_bytes(item);
     }
     if (bytes < kSurveyBytes) return;
     std::vector<uint32_t> all(items.size());
@@ -265,7 +210,7 @@ class GetCall {
     for (uint32_t position = 0; position < map_->nodes.size(); ++position) {
       Question question{position, {}};
       for (uint32_t i = 0; i < lost.size(); ++i) {
-        if (!was_tried(lost[i], position)) question.items.push_back(i);
+        if (!places_.was_tried(lost[i], position)) question.items.push_back(i);
       }
       if (!question.items.empty() && usable(position)) asked.push_back(std::move(question));
     }
@@ -279,14 +224,14 @@ class GetCall {
     for (size_t i = 0; i < lost.size(); ++i) {
       if (found[i].count == 0) continue;
       impl_.learn(*map_, batch_.blocks[lost[i]].key, found[i], tried_[lost[i]].empty());
-      const uint32_t position = nearest_of(lost[i], found[i]);
+      const uint32_t position = places_.nearest_of(lost[i], found[i]);
       tried_[lost[i]].push_back(position);
       work_for(position).items.push_back(lost[i]);
     }
   }
 
   // Going on after a miss is part of a get; going on after failures is a retry and has a budget.
-  bool pay_for_failures() { return failures_ == 0 || impl_.take_retries(failures_) == failures_; }
+  bool pay_for_failures() { return failures_ == 0 || retries_.take(failures_); }
 
   // Without a budget for retries only those go on that a node sent back to be asked for in another way.
   void keep_unfailed() {
@@ -299,20 +244,14 @@ class GetCall {
     std::erase_if(works_, [](const auto& one) { return one.second->items.empty(); });
   }
 
-  // What a block comes to, as far as that is known; 0 = not at all.
-  uint64_t expected_bytes(uint32_t item) const {
-    if (!batch_.how->allocate) return batch_.capacity(item);
-    return batch_.known_bytes[item] > 0 ? batch_.known_bytes[item] : usual_bytes_;
-  }
-
   // Blocks of a batch that allocates have no size before a node said it, and the way depends on the size.
   // The guess is what blocks measured lately. A block above this limit is not sent where there is a better
   // way for large ones: the node tells its size, and it is asked for again.
   uint64_t unsized_max(Node& node, Session& session) const {
     if (!batch_.how->allocate || !batch_.how->whole || no_one_sided_) return UINT64_MAX;
-    if (session.route() == Route::kUnix) return std::max(impl_.config.shm_min_bytes, 2 * usual_bytes_);
+    if (session.route() == Route::kUnix) return std::max(impl_.config.shm_min_bytes, 2 * places_.usual_bytes);
     if (node.rdma_for(session, steady_ms()) == nullptr) return UINT64_MAX;
-    return std::max(impl_.config.rdma_min_block_bytes, 2 * usual_bytes_);
+    return std::max(impl_.config.rdma_min_block_bytes, 2 * places_.usual_bytes);
   }
 
   void learn_usual_size() {
@@ -324,21 +263,29 @@ class GetCall {
     }
     if (blocks == 0) return;
     const uint64_t mean = bytes / blocks;
-    impl_.usual_bytes.store(usual_bytes_ == 0 ? mean : (usual_bytes_ + mean) / 2, std::memory_order_relaxed);
+    impl_.usual_bytes.store(places_.usual_bytes == 0 ? mean : (places_.usual_bytes + mean) / 2,
+                            std::memory_order_relaxed);
   }
 
   void fetch() {
     std::vector<LaneTask> tasks(works_.size());
     std::vector<ReadUnderWay> readings;
     readings.reserve(works_.size());
+    std::optional<HedgedReads> hedges;
+    if (may_hedge()) {
+      hedges.emplace(impl_, batch_, *map_,
+                     [this](uint32_t item, uint32_t position) { return places_.elsewhere(item, position); });
+      impl_.ran_reads(works_.size());
+    }
     uint64_t bytes = 0;
     for (size_t i = 0; i < works_.size(); ++i) {
       auto& [position, work] = works_[i];
-      uint64_t work_bytes = 0;
+      uint64_t work_bytes = 0, likely_bytes = 0;
       bool bulk = false;
       for (const uint32_t item : work->items) {
-        const uint64_t expected = expected_bytes(item);
+        const uint64_t expected = places_.expected_bytes(item);
         work_bytes += expected;
+        likely_bytes += expected > 0 ? expected : ReadPlaces::kUnsizedBytes;
         bytes += expected > 0 ? expected : impl_.config.frame_bytes;
         bulk = bulk || expected == 0;  // of unknown size
       }
@@ -348,6 +295,7 @@ class GetCall {
       tasks[i].node = map_->nodes[position];
       tasks[i].has_alternative = map_->nodes.size() > 1 && !options_.node;
       tasks[i].use = bulk ? LaneUse::kBulk : LaneUse::kSmall;
+      if (hedges) hedges->watch(tasks[i], position, *work, likely_bytes);
       const bool one_sided = work_bytes >= impl_.config.shm_min_bytes && !no_one_sided_;
       const bool rdma =
           one_sided && batch_.how->whole && worth_rdma(impl_.config, work_bytes, work->items.size());
@@ -361,13 +309,23 @@ class GetCall {
         return make_fused_get(batch_, *work, node, unsized_max(node, session));
       };
     }
-    impl_.run(tasks, options_, bytes <= impl_.config.frame_bytes);
+    impl_.run(tasks, options_, bytes <= impl_.config.frame_bytes, hedges ? &*hedges : nullptr);
     for (size_t i = 0; i < works_.size(); ++i) {
       const Work& work = *works_[i].second;
       for (size_t k = work.answered; k < work.items.size(); ++k) {
         batch_.outcomes[work.items[k]] = {tasks[i].status.code, 0, map_->infos[works_[i].first].index};
       }
     }
+    if (!hedges) return;
+    hedges->end([this](uint32_t item, uint32_t position, const GetOutcome& outcome) {
+      tried_[item].insert(tried_[item].end() - 1, position);  // the last one is where it was asked first
+      if (outcome.code != Code::kOk) note(item, outcome);
+    });
+  }
+
+  bool may_hedge() const {
+    return impl_.config.hedge_percent > 0 && batch_.device == nullptr && !options_.node &&
+           map_->nodes.size() > 1;
   }
 
   // Has the holders check the blocks whose bytes did not fit their checksum here. What was damaged in transit
@@ -458,10 +416,8 @@ class GetCall {
   std::vector<uint8_t> asked_;
   std::vector<std::pair<uint32_t, uint32_t>> damaged_;  // position of the node, item
   uint64_t failures_ = 0;
-  uint64_t usual_bytes_ = impl_.usual_bytes.load(std::memory_order_relaxed);
-  ReadSpread spread_;
-  std::optional<bool> small_;       // once it was asked
-  std::optional<ReadRanks> ranks_;  // of this round, once something is compared
+  CallRetries retries_{impl_};
+  ReadPlaces places_{impl_, batch_, *map_, tried_};
   size_t searches_ = 0;
   bool surveyed_ = false;
   bool no_one_sided_ = false;

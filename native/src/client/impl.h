@@ -91,10 +91,13 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   std::atomic<uint64_t> next_look_ms{0};  // at connections that are not in use
   uint64_t fork_generation = 0;
   const uint64_t spread_seed;  // of this client; see nearness.h
+  std::atomic<uint64_t> rolls{0};
+  HedgeTimes hedge_times;
 
   std::mutex mutex;  // map, retries, reservation lanes
   std::shared_ptr<const NodeMap> current;
   RetryBudget retries;
+  RetryBudget hedge_budget;
   // by identity: a weak pointer keeps its control block, so no later node compares equal to a dead one
   std::map<std::weak_ptr<Node>, std::vector<std::shared_ptr<ReservationLane>>, std::owner_less<>>
       reservation_lanes;
@@ -110,7 +113,13 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   bool may_use(const NodeMap& map, uint32_t position);
   uint64_t take_retries(uint64_t wanted);
   void ran_operations(uint64_t count);
-  void run(std::span<LaneTask> tasks, const CallOptions& options, bool small);
+  // Whether the reads so far pay for so many hedges.
+  bool take_hedges(uint64_t wanted);
+  void ran_reads(uint64_t count);
+  // A read of that class is late after so long.
+  uint32_t hedge_after_us(const NodeMap& map, size_t size_class);
+  uint64_t roll() { return spread_bits(spread_seed + rolls.fetch_add(1, std::memory_order_relaxed)); }
+  void run(std::span<LaneTask> tasks, const CallOptions& options, bool small, Hedges* hedges = nullptr);
   void close_unused();
 
   // See nearness.h: smaller is read sooner.
@@ -170,6 +179,25 @@ struct Client::Impl : std::enable_shared_from_this<Client::Impl> {
   Status one_call(uint32_t node, const CallProgram::Call& call, const CallOptions& options,
                   const CallProgram::Handler& handler);
   Result<MatchReport> match(std::span<const Key> keys, bool touch, const CallOptions& options);
+};
+
+// What one call may go on with after failures: a bounded number, of the client's budget.
+class CallRetries {
+ public:
+  explicit CallRetries(Client::Impl& impl) : impl_(impl), left_(impl.config.retries_per_call) {}
+  // `wanted` batches for other nodes: all of them, or none.
+  bool take(uint64_t wanted) {
+    if (wanted > left_) {
+      impl_.counters.add(Counter::kRetriesRefused, wanted);
+      return false;
+    }
+    left_ -= wanted;
+    return impl_.take_retries(wanted) == wanted;
+  }
+
+ private:
+  Client::Impl& impl_;
+  uint64_t left_;
 };
 
 // The ranks of one call's nodes, each found out once.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <deque>
 #include <thread>
 
 namespace mooncache {
@@ -21,41 +22,46 @@ constexpr uint64_t kSlowMs = 100;
 class LaneLoop {
  public:
   LaneLoop(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
-           const LoopLimits& limits, Counters& counters)
-      : tasks_(tasks),
-        options_(options),
+           const LoopLimits& limits, Counters& counters, Hedges* hedges)
+      : options_(options),
         closed_(closed),
         limits_(limits),
         counters_(counters),
         now_ms_(steady_ms()),
         look_(options.interrupted),
         has_bulk_(std::any_of(tasks.begin(), tasks.end(),
-                              [](const LaneTask& task) { return task.use == LaneUse::kBulk; })) {}
+                              [](const LaneTask& task) { return task.use == LaneUse::kBulk; })),
+        hedges_(hedges) {
+    tasks_.reserve(tasks.size());
+    for (LaneTask& task : tasks) {
+      tasks_.push_back(&task);
+      if (hedges_ != nullptr && task.hedge_after_us > 0) hedge_due_ = std::min(hedge_due_, hedge_time(task));
+    }
+  }
 
   void run() {
-    for (LaneTask& task : tasks_) task.last_progress_ms = task.started_ms = now_ms_;
-    auto last_move = Deadline::Clock::now();
+    for (LaneTask* task : tasks_) task->last_progress_ms = task->started_ms = now_ms_;
+    auto last_move = begun_;
     for (;;) {
       bool moved = false;
-      size_t open = 0;
-      for (LaneTask& task : tasks_) {
-        if (task.done) continue;
-        moved = advance(task) || moved;
-        open += task.done ? 0 : 1;
+      for (LaneTask* task : tasks_) {
+        if (!task->done) moved = advance(*task) || moved;
       }
-      if (open == 0) return;
+      if (!begun_hedges_.empty()) race();
+      if (std::all_of(tasks_.begin(), tasks_.end(), [](const LaneTask* task) { return task->done; })) return;
       if (Status stop = interrupted(); !stop) return end_all(stop);
       const auto now = Deadline::Clock::now();
       now_ms_ = static_cast<uint64_t>(
           std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count());
+      if (now >= hedge_due_ && begin_hedges(now)) continue;
       if (moved) {
         last_move = now;
         if (has_bulk_) std::this_thread::yield();
         continue;
       }
       if (now - last_move < std::chrono::microseconds(limits_.spin_us)) continue;
-      for (LaneTask& task : tasks_) {
-        if (!task.done) seek_life(task);
+      for (LaneTask* task : tasks_) {
+        if (!task->done) seek_life(*task);
       }
       give_up_stalled();
       sleep();
@@ -63,6 +69,67 @@ class LaneLoop {
   }
 
  private:
+  using Time = Deadline::Clock::time_point;
+  Time hedge_time(const LaneTask& task) const {
+    return begun_ + std::chrono::microseconds(task.hedge_after_us);
+  }
+
+  // Asks for hedges of what is late. True: there are some.
+  bool begin_hedges(Time now) {
+    hedge_due_ = Time::max();
+    const size_t before = tasks_.size();
+    for (size_t i = 0; i < before; ++i) {
+      LaneTask& task = *tasks_[i];
+      if (task.done || task.hedge_after_us == 0) continue;
+      if (now < hedge_time(task)) {
+        hedge_due_ = std::min(hedge_due_, hedge_time(task));
+        continue;
+      }
+      task.hedge_after_us = 0;
+      for (LaneTask& hedge : hedges_->begin(task)) {
+        begun_hedges_.push_back(std::move(hedge));
+        begun_hedges_.back().late = &task;
+        begun_hedges_.back().last_progress_ms = begun_hedges_.back().started_ms = now_ms_;
+        tasks_.push_back(&begun_hedges_.back());
+      }
+    }
+    return tasks_.size() > before;
+  }
+
+  // The first of a task and its hedges to have everything ends the others.
+  void race() {
+    for (LaneTask& hedge : begun_hedges_) {
+      LaneTask& late = *hedge.late;
+      if (!late.done && hedge.done && hedge.status && hedges_->have_all(late)) {
+        late.overtaken = true;
+        withdraw(late);
+      }
+      if (!hedge.done && late.done && (late.overtaken || late.status)) withdraw(hedge);
+    }
+  }
+
+  // Says nothing about the node: it was answering, or about to.
+  void withdraw(LaneTask& task) {
+    close(task);
+    task.status = {Code::kNodeUnavailable, "another node was faster than " + task.node->info().node_id};
+  }
+
+  // What is under way on its lane is cut short with it.
+  void close(LaneTask& task) {
+    task.program.reset();
+    task.sign_of_life.reset();
+    task.ticket.reset();
+    if (task.lane.session) task.source().drop(std::move(task.lane));
+    task.lane = {};
+    task.done = true;
+    note_time(task);
+  }
+
+  void note_time(LaneTask& task) {
+    task.took_us = static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::microseconds>(Deadline::Clock::now() - begun_).count());
+  }
+
   Status interrupted() {
     if (look_.interrupted()) return InterruptLook::status();
     if (options_.cancel != nullptr && options_.cancel->cancelled())
@@ -94,7 +161,8 @@ class LaneLoop {
       task.done = true;
       task.program.reset();  // may hold a link to the session
       task.sign_of_life.reset();
-      task.node->success();
+      task.node->success(now_ms_);
+      note_time(task);
       task.source().release(std::move(task.lane));
     }
     return moved;
@@ -168,12 +236,7 @@ class LaneLoop {
   }
 
   void finish(LaneTask& task, Status status) {
-    task.program.reset();
-    task.sign_of_life.reset();
-    task.ticket.reset();
-    if (task.lane.session) task.source().drop(std::move(task.lane));
-    task.lane = {};
-    task.done = true;
+    close(task);
     // a caller's short patience is not a sign of a sick node
     const bool impatient =
         status.code == Code::kDeadlineExceeded && now_ms_ - task.last_progress_ms < kSlowMs;
@@ -186,7 +249,8 @@ class LaneLoop {
   void end_all(const Status& status) {
     if (status.code == Code::kCancelled) counters_.add(Counter::kCancelled);
     if (status.code == Code::kDeadlineExceeded) counters_.add(Counter::kDeadlineExceeded);
-    for (LaneTask& task : tasks_) {
+    for (LaneTask* one : tasks_) {
+      LaneTask& task = *one;
       if (task.done) continue;
       if (status.code == Code::kDeadlineExceeded && task.lane.session && !task.lane.session->ready()) {
         finish(task, {Code::kDeadlineExceeded,
@@ -198,7 +262,8 @@ class LaneLoop {
   }
 
   void give_up_stalled() {
-    for (LaneTask& task : tasks_) {
+    for (LaneTask* one : tasks_) {
+      LaneTask& task = *one;
       if (task.done) continue;
       const uint64_t idle_ms = now_ms_ - std::min(now_ms_, task.last_progress_ms);
       const bool connecting = task.lane.session && !task.lane.session->ready();
@@ -219,7 +284,12 @@ class LaneLoop {
   void sleep() {
     polled_.clear();
     int timeout_ms = std::min(options_.deadline.remaining_ms(), 100);
-    for (const LaneTask& task : tasks_) {
+    if (hedge_due_ != Time::max()) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(hedge_due_ - Deadline::Clock::now());
+      timeout_ms = static_cast<int>(std::clamp<int64_t>(left.count(), 0, timeout_ms));
+    }
+    for (const LaneTask* one : tasks_) {
+      const LaneTask& task = *one;
       if (task.done) continue;
       if (!task.lane.session) {
         if (task.ticket && task.ticket->fd() >= 0)
@@ -245,7 +315,10 @@ class LaneLoop {
     now_ms_ = steady_ms();
   }
 
-  std::span<LaneTask> tasks_;
+  const Time begun_ = Deadline::Clock::now();
+  Time hedge_due_ = Time::max();  // of the first task that may be late
+  std::vector<LaneTask*> tasks_;  // hedges behind those of the caller
+  std::deque<LaneTask> begun_hedges_;
   const CallOptions& options_;
   const std::atomic<bool>& closed_;
   const LoopLimits& limits_;
@@ -255,6 +328,7 @@ class LaneLoop {
   // More such threads than processors would keep a small call of the process waiting for whole slices of the
   // scheduler: after each piece they stand back for other threads that can run.
   const bool has_bulk_;
+  Hedges* const hedges_;
   std::vector<pollfd> polled_;
   std::vector<int> fds_;
 };
@@ -262,8 +336,8 @@ class LaneLoop {
 }  // namespace
 
 void run_tasks(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
-               const LoopLimits& limits, Counters& counters) {
-  LaneLoop(tasks, options, closed, limits, counters).run();
+               const LoopLimits& limits, Counters& counters, Hedges* hedges) {
+  LaneLoop(tasks, options, closed, limits, counters, hedges).run();
 }
 
 }  // namespace mooncache

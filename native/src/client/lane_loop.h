@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "client/node.h"
 
@@ -18,6 +19,8 @@ struct LaneTask {
   // another connection meanwhile is granted it: one that is stopped says as little as one that is full.
   uint32_t may_hold_ms = 0;
   LaneUse use = LaneUse::kSmall;
+  // After so long its Hedges may have what it lacks read elsewhere as well; 0: never.
+  uint32_t hedge_after_us = 0;
 
   LaneSource& source() const { return lanes != nullptr ? *lanes : *node; }
 
@@ -31,6 +34,20 @@ struct LaneTask {
   uint64_t started_ms = 0;
   std::unique_ptr<Session> sign_of_life;  // a handshake under way, or over
   bool sign_requested = false;            // once for each silence
+  uint64_t took_us = 0;                   // until it ended, from the beginning of the run
+  LaneTask* late = nullptr;               // of a hedge: the task that it was made for
+  bool overtaken = false;                 // its hedges were faster; the status is not OK then
+};
+
+// Second ways for tasks that are late.
+class Hedges {
+ public:
+  virtual ~Hedges() = default;
+  // Tasks that do elsewhere what `late` has not done; none: it goes on alone. Asked once for each task.
+  virtual std::vector<LaneTask> begin(LaneTask& late) = 0;
+  // Whether the hedges of `late` have done all that it lacks. If so it ends: what was under way on its lane
+  // is cut short, so it writes nothing from then on.
+  virtual bool have_all(const LaneTask& late) = 0;
 };
 
 struct LoopLimits {
@@ -42,6 +59,6 @@ struct LoopLimits {
 // Every task ends done, with OK or the reason; lanes are given back or closed. After the return no byte
 // moves.
 void run_tasks(std::span<LaneTask> tasks, const CallOptions& options, const std::atomic<bool>& closed,
-               const LoopLimits& limits, Counters& counters);
+               const LoopLimits& limits, Counters& counters, Hedges* hedges = nullptr);
 
 }  // namespace mooncache

@@ -37,9 +37,12 @@ inline Reach reach_of(const NodeInfo& node, const ReadingHost& here) {
 // Added to the rank of a node for a copy that it has on a disk alone.
 inline constexpr uint32_t kDiskRank = 1u << 15;
 
+// A node that fails or is slow goes behind all others.
+inline constexpr uint32_t kUnsoundRank = 1u << 16;
+
 // The smaller, the sooner a node is read.
 constexpr uint32_t read_rank(bool sound, Reach reach, Medium medium) {
-  return (sound ? 0u : 1u) << 16 | static_cast<uint32_t>(reach) << 8 | static_cast<uint32_t>(medium);
+  return (sound ? 0u : kUnsoundRank) | static_cast<uint32_t>(reach) << 8 | static_cast<uint32_t>(medium);
 }
 
 // Spreads numbers that differ in few bits over all of 64.
@@ -60,6 +63,7 @@ struct Nearest {
   static constexpr size_t kMax = 4;
   std::array<uint32_t, kMax> positions{};
   std::array<bool, kMax> on_disk{};  // the copy is on a disk alone
+  std::array<bool, kMax> shared{};   // and that disk is the shared directory
   size_t count = 0;
 
   uint32_t first() const { return count > 0 ? positions[0] : kNoNode; }
@@ -68,7 +72,7 @@ struct Nearest {
   // `rank`: position, on_disk -> a number, the smaller the sooner. Asked only when there is something to
   // compare.
   template <typename Rank>
-  void offer(uint32_t position, bool is_on_disk, Rank&& rank) {
+  void offer(uint32_t position, bool is_on_disk, Rank&& rank, bool is_shared = false) {
     const auto known = all();
     if (std::find(known.begin(), known.end(), position) != known.end()) return;
     size_t at = count;
@@ -81,9 +85,11 @@ struct Nearest {
     for (size_t i = count - 1; i > at; --i) {
       positions[i] = positions[i - 1];
       on_disk[i] = on_disk[i - 1];
+      shared[i] = shared[i - 1];
     }
     positions[at] = position;
     on_disk[at] = is_on_disk;
+    shared[at] = is_shared;
   }
 };
 

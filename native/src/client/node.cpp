@@ -44,7 +44,8 @@ Node::Node(NodeInfo info, const ClientConfig& config, std::shared_ptr<net::TlsCo
       counters_(counters),
       rdma_(std::move(rdma)),
       queue_(config.lanes_per_node),
-      breaker_(config.breaker_failures, config.breaker_min_ms, config.breaker_max_ms) {
+      breaker_(config.breaker_failures, config.breaker_min_ms, config.breaker_max_ms, config.slow_start_ms),
+      slowness_(config.breaker_failures, config.breaker_min_ms, config.breaker_max_ms, config.slow_start_ms) {
   limits_.window_frames = config.window_frames;
 }
 
@@ -201,9 +202,40 @@ bool Node::breaker_open(uint64_t now_ms) {
   return breaker_.is_open(now_ms);
 }
 
-void Node::success() {
+void Node::success(uint64_t now_ms) {
+  if (at_rest_.load(std::memory_order_relaxed)) return;
   const std::lock_guard lock(mutex_);
-  breaker_.success();
+  breaker_.success(now_ms);
+  at_rest_ = breaker_.at_rest() && slowness_.at_rest();
+}
+
+void Node::read_took(size_t size_class, uint64_t took_us, bool late, uint64_t now_ms) {
+  tails_[size_class].add(took_us);
+  if (!late && at_rest_.load(std::memory_order_relaxed)) return;
+  const std::lock_guard lock(mutex_);
+  if (!late) {
+    slowness_.success(now_ms);
+  } else if (slow_probe_ || !slowness_.is_open(now_ms)) {  // other reads of a slow node say nothing new
+    if (slowness_.failure(now_ms)) counters_.add(Counter::kSlowNodes);
+  }
+  slow_probe_ = false;
+  at_rest_ = breaker_.at_rest() && slowness_.at_rest();
+}
+
+bool Node::slow(uint64_t now_ms) {
+  if (at_rest_.load(std::memory_order_relaxed)) return false;
+  const std::lock_guard lock(mutex_);
+  return slowness_.is_open(now_ms);
+}
+
+bool Node::prefers(uint64_t now_ms, uint64_t roll) {
+  if (at_rest_.load(std::memory_order_relaxed)) return true;
+  const std::lock_guard lock(mutex_);
+  if (breaker_.percent(now_ms) > 0 && !breaker_.prefers(now_ms, roll)) return false;
+  const bool was_slow = slowness_.percent(now_ms) == 0;
+  const bool preferred = slowness_.prefers(now_ms, roll);
+  slow_probe_ = slow_probe_ || (was_slow && preferred);
+  return preferred;
 }
 
 Status Node::last_failure() {
@@ -214,6 +246,7 @@ Status Node::last_failure() {
 void Node::failure(uint64_t now_ms, const Status& status) {
   const std::lock_guard lock(mutex_);
   last_failure_ = status;
+  at_rest_ = false;
   if (breaker_.failure(now_ms)) counters_.add(Counter::kBreakerOpens);
 }
 

@@ -10,6 +10,7 @@
 
 #include "client/breaker.h"
 #include "client/counters.h"
+#include "client/hedge.h"
 #include "client/lane_queue.h"
 #include "transport/rdma.h"
 #include "transport/shm.h"
@@ -115,10 +116,19 @@ class Node final : public LaneSource {
 
   bool allow(uint64_t now_ms);
   bool breaker_open(uint64_t now_ms);
-  void success();
+  void success(uint64_t now_ms);
   void failure(uint64_t now_ms, const Status& status);
   // Why the breaker is open.
   Status last_failure();
+
+  // What a read of that class took here; `late`: longer than such reads should, or another holder was faster.
+  // After several late ones in a row the node is slow for a while: its blocks are read where else they are.
+  void read_took(size_t size_class, uint64_t took_us, bool late, uint64_t now_ms);
+  std::optional<uint64_t> read_p99_us(size_t size_class) const { return tails_[size_class].p99_us(); }
+  bool slow(uint64_t now_ms);
+  // Whether a read that may have another holder goes here: not while the node is slow, and for a growing part
+  // of the reads after that, or after its breaker was open. `roll`: a random number. May book a probe.
+  bool prefers(uint64_t now_ms, uint64_t roll);
 
   // Mapped from the node process of that incarnation; null when there is none.
   std::shared_ptr<ShmSegments> segments(uint64_t incarnation);
@@ -142,6 +152,10 @@ class Node final : public LaneSource {
   bool closed_ = false;
   bool retired_ = false;
   Breaker breaker_;
+  Breaker slowness_;                 // late reads are its failures
+  bool slow_probe_ = false;          // a read is under way that shows whether it is still slow
+  std::atomic<bool> at_rest_{true};  // both of them, without the lock
+  std::array<TailEstimate, kHedgeClassBytes.size()> tails_;
   Status last_failure_;
   std::shared_ptr<ShmSegments> segments_;
   uint64_t segments_incarnation_ = 0;

@@ -45,7 +45,7 @@ class PutCall {
       send();
       const uint64_t failures = sort_out();
       if (failures == 0) break;
-      if (impl_.take_retries(failures) != failures) break;
+      if (!retries_.take(failures)) break;
     }
     for (uint32_t i = 0; i < items_.size(); ++i) report(i);
   }
@@ -202,8 +202,10 @@ class PutCall {
     const Item& item = items_[i];
     PutOutcome& outcome = outcomes_[i];
     outcome.copies = item.copies;
-    const uint32_t possible = options_.node ? 1 : replicas_;
-    const bool enough = item.copies >= possible || (item.copies > 0 && item.last == Code::kNoNodes);
+    outcome.created = item.created > 0;
+    const uint32_t wanted = options_.node ? 1 : replicas_;
+    // Device memory that cannot be sent as it lies comes again another way, for all of its copies.
+    const bool comes_again = batch_.device != nullptr && item.last == Code::kTransportUnavailable;
     uint32_t first = kNoNode;  // in the block's own order of nodes
     Nearest nearest;
     for (const uint32_t holder : item.used) {
@@ -213,13 +215,16 @@ class PutCall {
     }
     const uint32_t position = first != kNoNode ? first : item.last_position;
     outcome.node_index = position == kNoNode ? kNoNode : map_->infos[position].index;
-    outcome.code = !enough ? item.last : item.created > 0 ? Code::kOk : Code::kAlreadyExists;
+    if (item.copies >= wanted)
+      outcome.code = item.created > 0 ? Code::kOk : Code::kAlreadyExists;
+    else
+      outcome.code = item.copies > 0 && !comes_again ? Code::kFewerReplicas : item.last;
     impl_.learn(*map_, batch_.blocks[i].key, nearest, false);
     if (batch_.device != nullptr) {
       if (outcome.code == Code::kTransportUnavailable) return;  // it comes again, and counts then
       impl_.counters.add(Counter::kPutItems);
     }
-    if (outcome.code == Code::kOk)
+    if (outcome.code == Code::kOk || outcome.code == Code::kFewerReplicas)
       impl_.counters.add(Counter::kPutBytes, batch_.sizes[i] * item.created);
     else
       impl_.counters.add(outcome.code == Code::kAlreadyExists ? Counter::kPutExisting : Counter::kPutFailed);
@@ -235,6 +240,7 @@ class PutCall {
   std::map<uint32_t, Group> groups_;
   std::vector<uint8_t> usable_;
   ReadRanks ranks_{impl_, *map_};
+  CallRetries retries_{impl_};
   bool no_one_sided_ = false;
 };
 

@@ -317,6 +317,8 @@ void Watching::on_news(Watch& watch, Part& part, const wire::WaitNews& news) {
     const uint32_t at = part.first + position;
     if (watch.present[at]) continue;
     watch.present[at] = true;
+    // Whoever asked for it before and was answered "not found" finds it from now on, wherever it lies.
+    if (map_ && map_->nodes.size() > 1) impl_->locations.learn(watch.keys[at], part.node->info().index);
     watch.fresh.push_back(at);
     --watch.missing;
   }

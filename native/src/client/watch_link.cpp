@@ -106,7 +106,7 @@ Status WatchLink::connect(uint64_t now_ms) {
         return {Code::kUnsupported, "node " + node_->info().node_id + " is too old to be waited at"};
       ready_ = true;
       heard_ms_ = now_ms;
-      node_->success();
+      node_->success(now_ms);
       return Status::ok();
     }
     if (status && now_ms - started_ms_ > limits_.connect_timeout_ms)

@@ -66,8 +66,47 @@ TEST(BreakerTest, OpensProbesAndCloses) {
   EXPECT_TRUE(breaker.failure(110));
   EXPECT_FALSE(breaker.allow(300));
   EXPECT_TRUE(breaker.allow(310));
-  breaker.success();
+  breaker.success(310);
   EXPECT_TRUE(breaker.allow(311));
+}
+
+TEST(BreakerTest, AShareOfTheTrafficComesBackFirstThenAllOfIt) {
+  Breaker breaker(2, 100, 1000, 1000);
+  EXPECT_EQ(breaker.percent(0), 100u);
+  EXPECT_FALSE(breaker.failure(0));
+  EXPECT_TRUE(breaker.failure(0));
+  EXPECT_EQ(breaker.percent(0), 0u);
+  EXPECT_FALSE(breaker.prefers(99, 0));
+  EXPECT_TRUE(breaker.prefers(100, 99)) << "the probe, whatever the roll";
+  EXPECT_FALSE(breaker.prefers(101, 0)) << "one at a time";
+  breaker.success(150);
+  EXPECT_EQ(breaker.percent(150), 10u);
+  EXPECT_EQ(breaker.percent(149), 10u) << "another thread looked at its clock before";
+  EXPECT_TRUE(breaker.prefers(150, 109));
+  EXPECT_FALSE(breaker.prefers(150, 110));
+  EXPECT_TRUE(breaker.allow(150)) << "whoever can go nowhere else";
+  breaker.success(600);
+  EXPECT_EQ(breaker.percent(650), 55u);
+  EXPECT_EQ(breaker.percent(1149), 99u);
+  EXPECT_EQ(breaker.percent(1150), 100u);
+  EXPECT_FALSE(breaker.at_rest());
+  breaker.success(1200);
+  EXPECT_TRUE(breaker.at_rest());
+}
+
+TEST(BreakerTest, AFailureDuringTheSlowStartOpensAtOnceAndForLonger) {
+  Breaker breaker(3, 100, 1000, 1000);
+  for (int i = 0; i < 3; ++i) (void)breaker.failure(0);
+  EXPECT_TRUE(breaker.allow(100));
+  breaker.success(100);
+  breaker.success(200);
+  EXPECT_TRUE(breaker.failure(300));
+  EXPECT_TRUE(breaker.is_open(499));
+  EXPECT_FALSE(breaker.is_open(500));
+  EXPECT_TRUE(breaker.allow(500));
+  breaker.success(500);
+  breaker.success(1500);  // it lasted
+  EXPECT_FALSE(breaker.failure(1600));
 }
 
 TEST(BreakerTest, RetriesAreAShareOfTheOperations) {

@@ -18,20 +18,6 @@
 namespace mooncache::testing {
 namespace {
 
-CallOptions within_ms(int span_ms) {
-  CallOptions options;
-  options.deadline = Deadline::after_ms(span_ms);
-  return options;
-}
-
-uint64_t server_stat(const TestNode& node, const std::string& name) {
-  for (const auto& [known, value] : node.server->stats()) {
-    if (known == name) return value;
-  }
-  ADD_FAILURE() << "no counter " << name;
-  return 0;
-}
-
 std::filesystem::path new_folder(const std::string& name) {
   const auto folder =
       std::filesystem::temp_directory_path() / ("mc-" + std::to_string(getpid()) + "-" + name);

@@ -116,6 +116,21 @@ struct TestNode {
   }
 };
 
+inline CallOptions within_ms(int span_ms) {
+  CallOptions options;
+  options.deadline = Deadline::after_ms(span_ms);
+  return options;
+}
+
+// A counter of the node.
+inline uint64_t server_stat(const TestNode& node, const std::string& name) {
+  for (const auto& [known, value] : node.server->stats()) {
+    if (known == name) return value;
+  }
+  ADD_FAILURE() << "no counter " << name;
+  return 0;
+}
+
 inline void sleep_ms(int span_ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(span_ms));
 }
@@ -138,6 +153,7 @@ inline ClientConfig client_config(bool shm) {
   config.shm_enabled = shm;
   config.spin_us = 0;
   config.stall_timeout_ms = 20'000;  // a busy machine is no sick node
+  config.hedge_percent = 0;          // nor a slow one
   return config;
 }
 

@@ -12,19 +12,11 @@ namespace {
 constexpr size_t kBlocks = 100;
 constexpr size_t kLayers = 5;
 constexpr size_t kLayerBytes = 3001;
-constexpr size_t kBlockBytes = kLayers * kLayerBytes;
-
-uint64_t server_stat(const TestNode& node, const std::string& name) {
-  for (const auto& [known, value] : node.server->stats()) {
-    if (known == name) return value;
-  }
-  ADD_FAILURE() << "no counter " << name;
-  return 0;
-}
+constexpr size_t kAllLayersBytes = kLayers * kLayerBytes;
 
 // Blocks with keys from `first` on and bytes of their own.
 struct Blocks {
-  explicit Blocks(size_t count = kBlocks, uint64_t first = 0, size_t size = kBlockBytes) {
+  explicit Blocks(size_t count = kBlocks, uint64_t first = 0, size_t size = kAllLayersBytes) {
     for (size_t i = 0; i < count; ++i) {
       keys.push_back(key_of(first + i));
       bytes.push_back(bytes_of(first + i, size));
@@ -56,7 +48,7 @@ struct Blocks {
 };
 
 std::unique_ptr<ReservationBatch> reserve(Client& client, const Blocks& blocks, CallOptions options = {},
-                                          size_t size = kBlockBytes) {
+                                          size_t size = kAllLayersBytes) {
   auto made = client.reserve(std::span(blocks.keys), size, options);
   EXPECT_TRUE(made) << made.status().message;
   return made ? std::move(*made) : nullptr;
@@ -87,13 +79,13 @@ TEST_P(ReservationBatches, ALayerOfAllBlocksIsOneCall) {
   const auto batch = reserve(*client_, blocks);
   ASSERT_TRUE(batch);
   EXPECT_EQ(batch->size(), kBlocks);
-  EXPECT_EQ(batch->block_bytes(), kBlockBytes);
+  EXPECT_EQ(batch->block_bytes(), kAllLayersBytes);
   std::vector<Code> codes;
   for (const size_t layer : {0u, 3u, 1u, 4u, 2u}) {
     ASSERT_TRUE(blocks.write(*batch, layer * kLayerBytes, kLayerBytes, codes)) << layer;
     EXPECT_TRUE(all(codes, Code::kOk)) << layer;
   }
-  std::vector<std::byte> copy(kBlockBytes);
+  std::vector<std::byte> copy(kAllLayersBytes);
   EXPECT_EQ(get_one(*client_, blocks.keys[0], copy).code, Code::kNotFound) << "seen before its commit";
   ASSERT_TRUE(batch->commit({}, codes));
   EXPECT_TRUE(all(codes, Code::kOk));
@@ -129,9 +121,10 @@ TEST_P(ReservationBatches, EachBlockHasItsOwnCode) {
   EXPECT_EQ(batch->code(1), Code::kAlreadyExists);
   EXPECT_EQ(batch->node_index(1), kNoNode);
   std::vector<Code> codes;
-  ASSERT_TRUE(blocks.write(*batch, 0, kBlockBytes / 2, codes));
+  ASSERT_TRUE(blocks.write(*batch, 0, kAllLayersBytes / 2, codes));
   EXPECT_EQ(codes[1], Code::kAlreadyExists);
-  ASSERT_TRUE(blocks.write(*batch, kBlockBytes / 2, kBlockBytes - kBlockBytes / 2, codes, {3, 4}));
+  ASSERT_TRUE(
+      blocks.write(*batch, kAllLayersBytes / 2, kAllLayersBytes - kAllLayersBytes / 2, codes, {3, 4}));
   EXPECT_EQ(codes[3], Code::kOk) << "nothing was to be written of it";
   // another writer is faster with one of them
   ASSERT_EQ(put_one(*client_, blocks.keys[5], blocks.bytes[5]).code, Code::kOk);
@@ -149,14 +142,14 @@ TEST_P(ReservationBatches, WhatMakesNoSenseWritesNothing) {
   std::vector<Code> codes;
   ASSERT_TRUE(blocks.write(*batch, 0, 1000, codes, {2}));
   EXPECT_EQ(blocks.write(*batch, 999, 1000, codes, {2}).code, Code::kInvalidArgument) << "overlaps";
-  const std::vector<std::byte> long_bytes(kBlockBytes + 1);
+  const std::vector<std::byte> long_bytes(kAllLayersBytes + 1);
   const ConstSlice long_slice(long_bytes.data(), long_bytes.size());
   std::vector<std::span<const ConstSlice>> sources(4);
   sources[3] = std::span(&long_slice, 1);
   EXPECT_EQ(batch->write(0, sources, {}, codes).code, Code::kInvalidArgument);
   EXPECT_EQ(batch->write(0, std::span(sources).first(3), {}, codes).code, Code::kInvalidArgument);
   ASSERT_TRUE(blocks.write(*batch, 0, 1000, codes, {0, 1, 3}));  // only now
-  ASSERT_TRUE(blocks.write(*batch, 1000, kBlockBytes - 1000, codes));
+  ASSERT_TRUE(blocks.write(*batch, 1000, kAllLayersBytes - 1000, codes));
   EXPECT_TRUE(all(codes, Code::kOk));
   ASSERT_TRUE(batch->commit({}, codes));
   EXPECT_TRUE(all(codes, Code::kOk));
@@ -262,7 +255,7 @@ TEST_F(BatchesOnNodes, BlocksGoWherePutWouldBringThem) {
   }
   for (const size_t count : counts) EXPECT_GT(count, 0u);
   std::vector<Code> codes;
-  ASSERT_TRUE(blocks.write(*batch, 0, kBlockBytes, codes));
+  ASSERT_TRUE(blocks.write(*batch, 0, kAllLayersBytes, codes));
   ASSERT_TRUE(batch->commit({}, codes));
   EXPECT_TRUE(all(codes, Code::kOk));
   blocks.expect_stored(*client_);
@@ -293,7 +286,7 @@ TEST_F(BatchesOnNodes, ANodeThatDiesCostsItsOwnBlocks) {
   std::vector<Code> codes;
   ASSERT_TRUE(blocks.write(*batch, 0, kLayerBytes, codes));
   nodes_[1]->stop();
-  ASSERT_TRUE(blocks.write(*batch, kLayerBytes, kBlockBytes - kLayerBytes, codes));
+  ASSERT_TRUE(blocks.write(*batch, kLayerBytes, kAllLayersBytes - kLayerBytes, codes));
   for (size_t i = 0; i < kBlocks; ++i)
     EXPECT_EQ(codes[i], batch->node_index(i) == 1 ? Code::kConnectionLost : Code::kOk) << i;
   ASSERT_TRUE(batch->commit({}, codes));
@@ -303,7 +296,7 @@ TEST_F(BatchesOnNodes, ANodeThatDiesCostsItsOwnBlocks) {
       continue;
     }
     EXPECT_EQ(codes[i], Code::kOk) << i;
-    std::vector<std::byte> copy(kBlockBytes);
+    std::vector<std::byte> copy(kAllLayersBytes);
     EXPECT_EQ(get_one(*client_, blocks.keys[i], copy).code, Code::kOk) << i;
   }
 }
@@ -323,11 +316,11 @@ TEST_F(BatchesOnNodes, AnUnknownNodeOrNoNodeIsSaid) {
   const Blocks blocks(2);
   CallOptions options;
   options.node = 77;
-  EXPECT_EQ(client_->reserve(std::span(blocks.keys), kBlockBytes, options).code(), Code::kUnknownNode);
+  EXPECT_EQ(client_->reserve(std::span(blocks.keys), kAllLayersBytes, options).code(), Code::kUnknownNode);
   EXPECT_EQ(client_->reserve(std::span(blocks.keys), 0, {}).code(), Code::kInvalidArgument);
   auto lonely = client_for({}, client_config(false));
-  EXPECT_EQ(lonely->reserve(std::span(blocks.keys), kBlockBytes, {}).code(), Code::kNoNodes);
-  const auto none = client_->reserve(std::span<const Key>(), kBlockBytes, {});
+  EXPECT_EQ(lonely->reserve(std::span(blocks.keys), kAllLayersBytes, {}).code(), Code::kNoNodes);
+  const auto none = client_->reserve(std::span<const Key>(), kAllLayersBytes, {});
   ASSERT_TRUE(none);
   EXPECT_EQ((*none)->size(), 0u);
   EXPECT_TRUE((*none)->commit({}, {}));
@@ -343,7 +336,7 @@ TEST_F(BatchesOnNodes, ACancelledCallSaysSoAndTheBatchCanStillBeUsed) {
   options.cancel = &token;
   std::vector<Code> codes;
   EXPECT_EQ(blocks.write(*batch, 0, 100, codes, {}, options).code, Code::kCancelled);
-  ASSERT_TRUE(blocks.write(*batch, 0, kBlockBytes, codes));
+  ASSERT_TRUE(blocks.write(*batch, 0, kAllLayersBytes, codes));
   ASSERT_TRUE(batch->commit({}, codes));
   EXPECT_TRUE(all(codes, Code::kOk));
 }

@@ -10,20 +10,6 @@ namespace mooncache::testing {
 
 using Positions = std::vector<uint32_t>;
 
-inline CallOptions within_ms(int span_ms) {
-  CallOptions options;
-  options.deadline = Deadline::after_ms(span_ms);
-  return options;
-}
-
-inline uint64_t server_stat(const TestNode& node, const std::string& name) {
-  for (const auto& [known, value] : node.server->stats()) {
-    if (known == name) return value;
-  }
-  ADD_FAILURE() << "no counter " << name;
-  return 0;
-}
-
 inline std::vector<Key> keys_from(uint64_t first, size_t count) {
   std::vector<Key> keys;
   for (size_t i = 0; i < count; ++i) keys.push_back(key_of(first + i));
