@@ -1,4 +1,4 @@
-// Fuzzes what a store takes over from a former process: the catalogue and the generations of a store that has
+// Fuzzes what a store adopts from a former process: the catalogue and the generations of a store that has
 // some blocks are changed as the input says, then a store adopts them. It starts, is sound, and stays sound
 // when blocks are read, checked, removed and put.
 //

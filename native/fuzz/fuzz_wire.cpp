@@ -8,8 +8,10 @@
 #include <cstdlib>
 #include <span>
 
+#include "mooncache/crc32c.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
+#include "wire/ranges.h"
 
 namespace {
 
@@ -92,6 +94,14 @@ void lengths(Bytes bytes) {
     const auto total = wire::payload_bytes(std::span<const wire::ReservedRange>(*write));
     require(!total || *total <= wire::kMaxPayloadBytes);
   }
+  if (const auto read = wire::decode_all_items<wire::EngineRange>(bytes)) {
+    const auto total = wire::payload_bytes(std::span<const wire::EngineRange>(*read));
+    require(!total || *total <= wire::kMaxPayloadBytes);
+  }
+  if (const auto write = wire::decode_all_items<wire::EngineWrite>(bytes)) {
+    const auto total = wire::payload_bytes(std::span<const wire::EngineWrite>(*write));
+    require(!total || *total <= wire::kMaxPayloadBytes);
+  }
   Reader reader(bytes);
   if (const auto get = wire::decode_items<wire::GetResult>(reader)) {
     const auto total = wire::payload_bytes(std::span<const wire::GetResult>(*get));
@@ -153,6 +163,21 @@ void codes(Bytes bytes) {
       [](Writer& out, const std::vector<Code>& value) { wire::encode_codes(out, value); });
 }
 
+// As it is, and with its checksum put right.
+void engine_descriptor(Bytes bytes) {
+  request<wire::EngineDescriptor>(bytes);
+  Writer sound;
+  sound.raw(bytes);
+  sound.u32(crc32c(bytes));
+  const auto decoded = wire::EngineDescriptor::decode(sound.view());
+  if (!decoded) return;
+  for (const wire::DescribedRegion& region : decoded->regions) {
+    require(region.size > 0 && region.base <= UINT64_MAX - region.size);
+    require(region.label.size() <= wire::kMaxLabelBytes);
+  }
+  request<wire::EngineDescriptor>(sound.view());
+}
+
 using Target = void (*)(Bytes);
 // The order is the corpus's: new ones go to the end.
 constexpr Target kTargets[] = {
@@ -193,6 +218,11 @@ constexpr Target kTargets[] = {
     request<wire::PrefetchRequest>,
     response<wire::PrefetchResponse>,
     wait_request<true>,
+    items<wire::EngineRange>,
+    items<wire::EngineWrite>,
+    request<wire::OpenRangesRequest>,
+    response<wire::MappedRegion>,
+    engine_descriptor,
 };
 
 }  // namespace

@@ -83,6 +83,28 @@ SEEDS: list[tuple[str, bytes]] = [
     ("reserved_ranges", counted(struct.pack("<Q", 5) + RANGE, struct.pack("<Q", 6) + RANGE)),
 ]
 
+ENGINE_RANGE = struct.pack("<QQ", 1 << 40, 4096)
+DESCRIPTOR = (
+    b"MCED"
+    + struct.pack("<H", 1)
+    + text("prefill-0")
+    + text("host")
+    + struct.pack("<Q", 9)
+    + text("127.0.0.1")
+    + struct.pack("<HB", 7900, 0)
+    + text("/run/engine/socket")
+    + counted(struct.pack("<QQB", 1 << 40, 1 << 20, 5) + text("kv"))
+)
+# Of decoders that have no seed before them: their numbers.
+ENGINE_SEEDS: list[tuple[int, str, bytes]] = [
+    (37, "engine_ranges", counted(ENGINE_RANGE, ENGINE_RANGE)),
+    (38, "engine_writes", counted(ENGINE_RANGE + struct.pack("<I", 5))),
+    (39, "open_ranges_request", struct.pack("<I", 1) + counted(ENGINE_RANGE)),
+    (40, "mapped_region", struct.pack("<QQB", 1 << 40, 1 << 20, 1)),
+    (41, "engine_descriptor", DESCRIPTOR + struct.pack("<I", crc32c(DESCRIPTOR))),
+    (41, "engine_descriptor_body", DESCRIPTOR),
+]
+
 STREAM = frame(20, b"") + frame(4, counted(KEY + struct.pack("<QQ", 0, 4096))) + frame(20, b"")
 STREAMS: list[tuple[str, bytes]] = [
     ("whole", bytes([0]) + STREAM),
@@ -136,6 +158,8 @@ def main(folder: Path) -> None:
     for name, page in DISK:
         (disk / name).write_bytes(page)
     for number, (name, message) in enumerate(SEEDS):
+        (wire / f"{number:02d}_{name}").write_bytes(bytes([number]) + message)
+    for number, name, message in ENGINE_SEEDS:
         (wire / f"{number:02d}_{name}").write_bytes(bytes([number]) + message)
     for name, stream in STREAMS:
         (frames / name).write_bytes(stream)

@@ -112,6 +112,14 @@ struct ClientConfig {
   uint32_t breaker_max_ms = 10'000;
   uint32_t retry_percent = 20;  // retries allowed per 100 operations, beside a burst
   uint32_t retry_burst = 64;
+  uint32_t retries_per_call = 16;  // batches of a call that go on to another node after failures
+  uint32_t slow_start_ms = 2000;   // until a node that was left alone has its share of the reads again
+  // Reads that take longer than nearly all do are asked of another holder as well: so many of 100, beside a
+  // burst; 0 = none. The time is learned, within these limits.
+  uint32_t hedge_percent = 5;
+  uint32_t hedge_burst = 16;
+  uint32_t hedge_min_ms = 2;
+  uint32_t hedge_max_ms = 250;
   uint32_t fanout_nodes_max = 8;  // up to so many nodes, a get asks all before it gives up
   uint32_t survey_ms = 50;  // how long a large get there asks all nodes for copies first; 0 = it does not
   uint64_t location_cache_keys = 1 << 18;
@@ -180,9 +188,12 @@ struct GetOptions {
 };
 
 struct PutOutcome {
-  Code code = Code::kNoNodes;     // OK, ALREADY_EXISTS (every copy was there before), or the failure
+  // OK, ALREADY_EXISTS (every copy was there before), FEWER_REPLICAS (it is stored, in fewer copies than
+  // asked for), or the failure
+  Code code = Code::kNoNodes;
   uint32_t node_index = kNoNode;  // where the first copy is
-  uint32_t copies = 0;            // copies that exist now; may be less than asked for in a small cluster
+  uint32_t copies = 0;            // copies that exist now
+  bool created = false;           // this call made at least one of them
 };
 struct GetOutcome {
   Code code = Code::kNotFound;

@@ -22,6 +22,10 @@
 
 namespace mooncache {
 
+namespace server {
+class RangeTable;
+}
+
 struct ServerConfig {
   std::string node_id = "node";
   std::string host_id = "host";
@@ -69,6 +73,8 @@ struct ServerConfig {
 
   RdmaConfig rdma;
   StoreConfig store;
+  // Not null: a transfer engine. It serves these ranges and no blocks.
+  std::shared_ptr<server::RangeTable> ranges;
 };
 
 struct Endpoints {
@@ -137,6 +143,8 @@ class StoreServer {
   // Limits of a tenant by name, which it also makes known. INVALID_ARGUMENT for a malformed name,
   // LIMIT_EXCEEDED: too many tenants.
   Status set_limits(const std::string& tenant, const TenantLimits& limits);
+  // Store::set_keys() by name, as above.
+  Status set_keys(const std::string& tenant, const std::vector<DiskKey>& keys);
 
   Store& store();
   // The clock of all times given to the store: milliseconds, monotonic.

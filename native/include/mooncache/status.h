@@ -30,6 +30,7 @@ enum class Code : uint16_t {
   kReservationUnknown = 205,
   kPinUnknown = 206,
   kIncomplete = 207,
+  kFewerReplicas = 208,
   // capacity
   kNoSpace = 300,
   kBackPressure = 301,

@@ -334,6 +334,7 @@ void Connection::end(CloseReason reason) {
   session_.abandon();
   session_.out.discard();
   session_.held.abort_all_granted();
+  session_.held.end_all_ranges();
   blocked_ = Blocked::kNo;
   if (state_ == State::kLingering) loop_.metrics.connections_lingering.sub();
   if (!session_.proven()) {
@@ -375,6 +376,8 @@ void Connection::on_tick() {
     }
     return;
   }
+  if (Inbound* inbound = session_.inbound(); inbound != nullptr) inbound->drop_revoked(session_);
+  if (session_.held.sends_revoked()) return destroy(CloseReason::kRevoked);
   if (frame_ms_ != 0 && now - frame_ms_ > session_.config().frame_timeout_ms)
     return destroy(CloseReason::kSlow);
   if (session_.too_slow(parked())) return destroy(CloseReason::kSlow);

@@ -31,6 +31,8 @@ void Holdings::release(const Hold& hold) {
     if (grant == nullptr || --grant->sending > 0 || !grant->released) return;
     pin_grants_.erase(static_cast<uint64_t>(hold.pin));
     release(hold.pin);
+  } else if (hold.kind == Hold::Kind::kRanges) {
+    end_ranges(static_cast<uint64_t>(hold.pin));
   }
 }
 
@@ -59,6 +61,39 @@ void Holdings::report_unreadable(PinId pin, const Status& why) {
   loop_.metrics.blocks_unreadable.add();
   store().quarantine(pin);
   loop_.shared().log.push(40, "block_unreadable", why.message + "; the block is a miss now");
+}
+
+// Ranges of a transfer engine ---------------------------------------------------------------------------
+
+uint64_t Holdings::hold_ranges(std::unique_ptr<RangeUse> use, RangesFor what) {
+  if (ranges_.size() >= kMaxRangeUses) return 0;
+  ranges_.emplace(next_use_, HeldRanges{std::move(use), what});
+  return next_use_++;
+}
+
+bool Holdings::end_opened(uint64_t use) {
+  const auto at = ranges_.find(use);
+  if (at == ranges_.end() || at->second.what == RangesFor::kSending ||
+      at->second.what == RangesFor::kReceiving)
+    return false;
+  ranges_.erase(at);
+  return true;
+}
+
+bool Holdings::is_revoked(uint64_t use) const {
+  const auto at = ranges_.find(use);
+  return at != ranges_.end() && at->second.use->revoked();
+}
+
+bool Holdings::sends_revoked() const {
+  return std::ranges::any_of(ranges_, [](const auto& item) {
+    return item.second.what == RangesFor::kSending && item.second.use->revoked();
+  });
+}
+
+bool Holdings::peer_writes() const {
+  return std::ranges::any_of(ranges_,
+                             [](const auto& item) { return item.second.what == RangesFor::kPeerWriting; });
 }
 
 // Reservations ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +15,7 @@
 #include "mooncache/store.h"
 #include "server/grant_map.h"
 #include "server/loop.h"
+#include "server/range_table.h"
 #include "server/rdma_peer.h"
 #include "wire/messages.h"
 
@@ -28,9 +30,9 @@ struct PinGrant {
 
 // Why a block stays where it is while bytes of it wait to be sent.
 struct Hold {
-  enum class Kind : uint8_t { kNone, kPin, kGrant };
+  enum class Kind : uint8_t { kNone, kPin, kGrant, kRanges };
   Kind kind = Kind::kNone;
-  PinId pin{};
+  PinId pin{};  // kRanges: the number of their use
 };
 
 class Holdings {
@@ -68,12 +70,24 @@ class Holdings {
   Code abort_granted(uint64_t grant);
   void abort_all_granted();
 
+  // Ranges of a transfer engine. `kPeerReading`, `kPeerWriting`: the peer copies by itself.
+  enum class RangesFor : uint8_t { kSending, kReceiving, kPeerReading, kPeerWriting };
+  // The number of the use; 0: there are too many.
+  uint64_t hold_ranges(std::unique_ptr<RangeUse> use, RangesFor what);
+  void end_ranges(uint64_t use) { ranges_.erase(use); }
+  // Of a peer that copies by itself. False: there is no such use.
+  bool end_opened(uint64_t use);
+  bool is_revoked(uint64_t use) const;
+  // Bytes of revoked ranges wait to be sent.
+  bool sends_revoked() const;
+  void end_all_ranges() { ranges_.clear(); }
+
   bool empty() const { return pins_ == 0 && reservations_ == 0; }
   // The peer is a process of the node's own user on this host: it may have the arenas mapped, through this
   // connection or another one.
   bool may_write_memory() const { return may_write_memory_; }
   // It may still write to what it has reserved, which must not be used again before it is gone.
-  bool must_linger() const { return may_write_memory_ && reservations_ > 0; }
+  bool must_linger() const { return may_write_memory_ && (reservations_ > 0 || peer_writes()); }
 
   // RDMA.
   // Answers endpoint `at` of the peer with one of ours.
@@ -88,6 +102,13 @@ class Holdings {
   void disconnect() { rdma_.reset(); }
 
  private:
+  struct HeldRanges {
+    std::unique_ptr<RangeUse> use;
+    RangesFor what;
+  };
+  static constexpr size_t kMaxRangeUses = 256;
+
+  bool peer_writes() const;
   Store& store() { return *loop_.shared().store; }
   void end_reservation(uint64_t grant, bool abort);
   void uncount(uint64_t bytes);
@@ -102,6 +123,8 @@ class Holdings {
   uint32_t pins_ = 0;                      // grants, and blocks of a GET until they are sent
   uint32_t reservations_ = 0;              // grants, and those of a PUT in progress
   uint64_t reserved_bytes_ = 0;
+  std::map<uint64_t, HeldRanges> ranges_;
+  uint64_t next_use_ = 1;
   std::unique_ptr<RdmaPeer> rdma_;  // null until ENDPOINT
 };
 

@@ -97,6 +97,35 @@ Inbound Inbound::write(PeerSession& session, std::span<const wire::ReservedRange
   return inbound;
 }
 
+Inbound Inbound::ranges(std::span<const wire::EngineWrite> writes, std::span<std::byte* const> places,
+                        uint64_t use, Code code) {
+  Inbound inbound;
+  inbound.of_engine_ = true;
+  inbound.use_ = use;
+  inbound.pieces_.resize(writes.size());
+  for (size_t i = 0; i < writes.size(); ++i) {
+    Piece& piece = inbound.pieces_[i];
+    piece.size = writes[i].range.length;
+    piece.want_crc = writes[i].crc32c;
+    piece.code = code;
+    if (code != Code::kOk) continue;
+    piece.kept = true;
+    piece.place = places[i];
+  }
+  inbound.prepared_ = inbound.pieces_.size();
+  return inbound;
+}
+
+void Inbound::drop_revoked(PeerSession& session) {
+  if (use_ == 0 || !session.held.is_revoked(use_)) return;
+  for (size_t i = current_; i < pieces_.size(); ++i) {
+    pieces_[i].kept = false;
+    pieces_[i].place = nullptr;
+    pieces_[i].code = Code::kPermissionDenied;
+  }
+  session.held.end_ranges(std::exchange(use_, 0));
+}
+
 uint64_t Inbound::held_bytes() const {
   return mooncache::held_bytes(items_) + mooncache::held_bytes(pieces_);
 }
@@ -151,6 +180,7 @@ Next Inbound::step(PeerSession& session, uint64_t) {
 
 size_t Inbound::gather(PeerSession& session, std::span<Slice> slices, uint64_t chunk_bytes,
                        bool& read_ahead) {
+  drop_revoked(session);
   const std::span<std::byte> discard = session.loop().discard();
   size_t count = 0;
   uint64_t skip = received_;
@@ -224,6 +254,7 @@ void Inbound::finish(PeerSession& session, Piece& piece) {
   if (!matches) piece.code = Code::kChecksumMismatch;
   piece.kept = false;
   piece.place = nullptr;
+  if (of_engine_) return;
   if (is_put()) return finish_put(session, piece, intact);
   if (intact) {
     piece.code = session.store().note_written(piece.reservation.id, piece.offset, piece.size, piece.crc).code;
@@ -249,6 +280,7 @@ void Inbound::finish_put(PeerSession& session, Piece& piece, bool intact) {
 }
 
 Next Inbound::respond(PeerSession& session) {
+  if (use_ != 0) session.held.end_ranges(std::exchange(use_, 0));
   Writer& writer = session.begin_response();
   writer.u32(static_cast<uint32_t>(pieces_.size()));
   for (const Piece& piece : pieces_) writer.u16(static_cast<uint16_t>(piece.code));
@@ -256,6 +288,7 @@ Next Inbound::respond(PeerSession& session) {
 }
 
 void Inbound::abandon(PeerSession& session) {
+  if (use_ != 0) session.held.end_ranges(std::exchange(use_, 0));
   if (!is_put()) return;
   for (size_t i = current_; i < prepared_; ++i) {
     if (std::exchange(pieces_[i].kept, false)) session.held.abort(pieces_[i].reservation);

@@ -72,7 +72,8 @@ enum class CloseReason : uint8_t {
   kSlow,      // a frame did not complete, or the peer stopped reading
   kCapacity,  // max_connections
   kTls,
-  kMemory,  // max_buffered_bytes
+  kMemory,   // max_buffered_bytes
+  kRevoked,  // a transfer engine took back what was being sent
   kStopped,
   kCount,
 };

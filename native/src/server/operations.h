@@ -16,6 +16,7 @@
 #include "server/range_check.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
+#include "wire/ranges.h"
 
 namespace mooncache::server {
 
@@ -37,6 +38,9 @@ class Inbound {
  public:
   static Inbound put(std::vector<wire::PutItem> items);
   static Inbound write(PeerSession& session, std::span<const wire::ReservedRange> ranges);
+  // Ranges of an engine, under a use of the session; with a `code` they are read and dropped.
+  static Inbound ranges(std::span<const wire::EngineWrite> writes, std::span<std::byte* const> places,
+                        uint64_t use, Code code);
 
   // Prepares what comes, finishes what is complete; answers after the last piece.
   Next step(PeerSession& session, uint64_t budget);
@@ -52,6 +56,8 @@ class Inbound {
   // the connection.
   void abandon(PeerSession& session);
   uint64_t held_bytes() const;
+  // Gives up ranges of an engine that it wants back: the rest is read and dropped.
+  void drop_revoked(PeerSession& session);
 
  private:
   // Not kept: the bytes are read and dropped. Kept without a place: they go to the store by way of the
@@ -82,6 +88,8 @@ class Inbound {
   uint64_t received_ = 0;      // of the current piece
   uint64_t window_bytes_ = 0;  // PUT: reserved, not committed yet
   size_t staged_ = 0;          // bytes of the current piece that the store does not have yet
+  bool of_engine_ = false;     // ranges of an engine
+  uint64_t use_ = 0;           // of them; 0 = none
 };
 
 class ReserveOp {
@@ -134,6 +142,19 @@ class GetOp {
   uint32_t sound_slot_ = 0;
   std::vector<uint32_t> sound_chunks_;
   DiskReads disk_;
+};
+
+// READ_RANGES: checksums first, then the bytes go out from where they lie.
+struct ReadRangesOp {
+  std::vector<wire::EngineRange> ranges;
+  std::vector<std::byte*> places;
+  std::vector<uint32_t> crcs;
+  uint64_t use = 0;
+  uint64_t checked = 0;  // bytes of the next range
+  uint32_t crc = 0;      // of these
+
+  Next step(PeerSession& session, uint64_t budget);
+  uint64_t held_bytes() const;
 };
 
 class LookupOp {
@@ -198,12 +219,13 @@ struct AbortOp {
 
 // The request in hand; monostate: none.
 using PendingOperation = std::variant<std::monostate, Inbound, ReserveOp, GetOp, LookupOp, ExposeOp,
-                                      EndpointOp, ReleaseOp, CommitOp, AbortOp, RemoveOp>;
+                                      EndpointOp, ReleaseOp, CommitOp, AbortOp, RemoveOp, ReadRangesOp>;
 
 struct Operation {
   Next (*start)(PeerSession&, wire::Meta) = nullptr;
   bool takes_payload = false;
   bool before_auth = false;  // a peer that has not proved itself may send it
+  bool of_engine = false;    // a transfer engine answers it
 };
 const Operation& operation(wire::Opcode opcode);
 
@@ -237,6 +259,14 @@ Next ping(PeerSession& session, wire::Meta meta);
 // ops_wait.cpp: blocks that are still to come.
 Next wait(PeerSession& session, wire::Meta meta);
 Next give_up(PeerSession& session, wire::Meta meta);
+// ops_ranges.cpp: memory of a transfer engine.
+Next read_ranges(PeerSession& session, wire::Meta meta);
+Next write_ranges(PeerSession& session, wire::Meta meta);
+Next open_ranges(PeerSession& session, wire::Meta meta);
+Next close_ranges(PeerSession& session, wire::Meta meta);
+Next map_region(PeerSession& session, wire::Meta meta);
+Next notify(PeerSession& session, wire::Meta meta);
+Next describe(PeerSession& session, wire::Meta meta);
 // ops_rdma.cpp: the control side of transfers in which this process takes no part.
 Next endpoint(PeerSession& session, wire::Meta meta);
 bool can_rdma(PeerSession& session);

@@ -339,6 +339,8 @@ Next ops::match(PeerSession& session, wire::Meta meta) {
   writer.u32(match.present);
   writer.raw(std::as_bytes(std::span(match.bitmap)).first((keys->size() + 7) / 8));
   if (tiers) writer.raw(std::as_bytes(std::span(match.on_disk)));
+  if (tiers && (session.request.flags & wire::kFlagShared) != 0)
+    writer.raw(std::as_bytes(std::span(match.shared)));
   return session.respond(writer);
 }
 

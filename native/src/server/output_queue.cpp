@@ -46,9 +46,10 @@ void OutputQueue::push(const OutPiece& piece) {
   pieces_.push_back(piece);
 }
 
-void OutputQueue::attach(std::vector<int> fds) {
+void OutputQueue::attach(std::vector<int> fds, Hold hold) {
   fds_ = std::move(fds);
   pieces_.back().with_fds = true;
+  pieces_.back().hold = hold;
 }
 
 // Bytes of a queued piece from `skip` on that lie in host memory; empty: not now.

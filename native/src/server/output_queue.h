@@ -44,8 +44,8 @@ class OutputQueue {
   void push_head(const wire::FrameHeader& request, std::span<const std::byte> meta, uint64_t payload_bytes,
                  uint64_t start_ns, bool last);
   void push(const OutPiece& piece);
-  // These descriptors go with the last head.
-  void attach(std::vector<int> fds);
+  // These descriptors go with the last head, and stay open under `hold`.
+  void attach(std::vector<int> fds, Hold hold = {});
   bool attaching() const { return !fds_.empty(); }
 
   // Sends what the socket takes at once, `budget` bytes at most. False: the connection cannot go on.

@@ -21,8 +21,8 @@ const Operation& operation(Opcode opcode) {
     const auto set = [&all](Opcode number, Operation operation) {
       all[static_cast<size_t>(number)] = operation;
     };
-    set(Opcode::kHello, {.start = ops::hello, .before_auth = true});
-    set(Opcode::kAuth, {.start = ops::auth, .before_auth = true});
+    set(Opcode::kHello, {.start = ops::hello, .before_auth = true, .of_engine = true});
+    set(Opcode::kAuth, {.start = ops::auth, .before_auth = true, .of_engine = true});
     set(Opcode::kPut, {.start = ops::put, .takes_payload = true});
     set(Opcode::kGet, {.start = ops::get});
     set(Opcode::kLookup, {.start = ops::lookup});
@@ -40,11 +40,18 @@ const Operation& operation(Opcode opcode) {
     set(Opcode::kAttach, {.start = ops::attach});
     set(Opcode::kList, {.start = ops::list});
     set(Opcode::kNodeStat, {.start = ops::node_stat});
-    set(Opcode::kPing, {.start = ops::ping});
+    set(Opcode::kPing, {.start = ops::ping, .of_engine = true});
     set(Opcode::kEndpoint, {.start = ops::endpoint});
     set(Opcode::kWait, {.start = ops::wait});
     set(Opcode::kGiveUp, {.start = ops::give_up});
     set(Opcode::kPrefetch, {.start = ops::prefetch});
+    set(Opcode::kReadRanges, {.start = ops::read_ranges, .of_engine = true});
+    set(Opcode::kWriteRanges, {.start = ops::write_ranges, .takes_payload = true, .of_engine = true});
+    set(Opcode::kOpenRanges, {.start = ops::open_ranges, .of_engine = true});
+    set(Opcode::kCloseRanges, {.start = ops::close_ranges, .of_engine = true});
+    set(Opcode::kMapRegion, {.start = ops::map_region, .of_engine = true});
+    set(Opcode::kNotify, {.start = ops::notify, .of_engine = true});
+    set(Opcode::kDescribe, {.start = ops::describe, .of_engine = true});
     return all;
   }();
   return table[static_cast<size_t>(opcode)];
@@ -93,6 +100,8 @@ Next PeerSession::start(std::span<const std::byte, wire::kHeaderBytes> header, w
     return refuse(Code::kUnauthenticated, "the session token has expired: connect with a new one",
                   CloseReason::kAuth);
   }
+  if (config().ranges && !wanted.of_engine)
+    return refuse(Code::kUnsupported, "this is a transfer engine; it has no blocks", CloseReason::kProtocol);
   return wanted.start(*this, meta);
 }
 
@@ -111,6 +120,7 @@ Next PeerSession::resume() {
 void PeerSession::abandon() {
   if (auto* inbound = std::get_if<Inbound>(&pending)) inbound->abandon(*this);
   if (auto* get = std::get_if<GetOp>(&pending)) get->abandon(*this);
+  if (auto* ranges = std::get_if<ReadRangesOp>(&pending)) held.end_ranges(ranges->use);
   pending = std::monostate{};
   held.release_grants();
   metrics().waits_withdrawn.add(loop_.shared().waits.forget(waiter));
@@ -120,6 +130,7 @@ uint64_t PeerSession::held_bytes() const {
   uint64_t bytes = out.held_bytes() + (staging_ ? kStagingBytes : 0);
   if (const auto* inbound = std::get_if<Inbound>(&pending)) bytes += inbound->held_bytes();
   if (const auto* get = std::get_if<GetOp>(&pending)) bytes += get->held_bytes();
+  if (const auto* ranges = std::get_if<ReadRangesOp>(&pending)) bytes += ranges->held_bytes();
   if (const auto* looking = std::get_if<LookupOp>(&pending)) bytes += looking->held_bytes();
   if (const auto* reserving = std::get_if<ReserveOp>(&pending)) bytes += reserving->held_bytes();
   return bytes;

@@ -24,8 +24,8 @@ using server::LoopHistogram;
 using server::LoopMetrics;
 
 constexpr std::array<std::string_view, static_cast<size_t>(CloseReason::kCount)> kCloseReasons = {
-    "peer",     "protocol", "version", "auth",   "handshake_timeout", "idle", "slow",
-    "capacity", "tls",      "memory",  "stopped"};
+    "peer", "protocol", "version", "auth",   "handshake_timeout", "idle",
+    "slow", "capacity", "tls",     "memory", "revoked",           "stopped"};
 
 constexpr uint64_t kTrialBytes = 2 << 20;  // of a GPU's memory
 // Kept for everything but connections: arenas, listeners, devices, the service around the server.
@@ -392,6 +392,15 @@ Status StoreServer::set_limits(const std::string& tenant, const TenantLimits& li
     return {Code::kLimitExceeded, "the node knows too many tenants already"};
   impl_->shared.store->set_limits(id, limits);
   return Status::ok();
+}
+
+Status StoreServer::set_keys(const std::string& tenant, const std::vector<DiskKey>& keys) {
+  if (!wire::tenant_name_valid(tenant))
+    return {Code::kInvalidArgument, "'" + tenant + "' is not a tenant name"};
+  const TenantId id = wire::tenant_id(tenant);
+  if (!impl_->shared.tenants.learn(id, tenant))
+    return {Code::kLimitExceeded, "the node knows too many tenants already"};
+  return impl_->shared.store->set_keys(id, keys);
 }
 
 std::vector<ServerLogEvent> StoreServer::drain_log(size_t max_events) {

@@ -68,6 +68,20 @@ std::string_view opcode_name(Opcode opcode) {
       return "GIVE_UP";
     case Opcode::kPrefetch:
       return "PREFETCH";
+    case Opcode::kReadRanges:
+      return "READ_RANGES";
+    case Opcode::kWriteRanges:
+      return "WRITE_RANGES";
+    case Opcode::kOpenRanges:
+      return "OPEN_RANGES";
+    case Opcode::kCloseRanges:
+      return "CLOSE_RANGES";
+    case Opcode::kMapRegion:
+      return "MAP_REGION";
+    case Opcode::kNotify:
+      return "NOTIFY";
+    case Opcode::kDescribe:
+      return "DESCRIBE";
   }
   return "UNKNOWN";
 }

@@ -54,8 +54,16 @@ enum class Opcode : uint8_t {
   kWait = 22,      // answered later, by any number of frames: see WaitNews
   kGiveUp = 23,
   kPrefetch = 24,
+  // Between transfer engines; store nodes refuse them (wire/ranges.h).
+  kReadRanges = 25,
+  kWriteRanges = 26,
+  kOpenRanges = 27,   // the peer copies within memory that it has mapped
+  kCloseRanges = 28,  // it has done so
+  kMapRegion = 29,    // with descriptors of a region's memory
+  kNotify = 30,
+  kDescribe = 31,
 };
-inline constexpr uint8_t kMaxOpcode = 24;
+inline constexpr uint8_t kMaxOpcode = 31;
 inline constexpr uint8_t kResponseBit = 0x80;
 
 // "PUT", "GET", …; "UNKNOWN" for a number without a meaning.
@@ -75,6 +83,8 @@ enum Flags : uint16_t {
   // MATCH: behind the answer, which of the blocks are on a disk alone; a node that does not know it says
   // nothing
   kFlagTiers = 1u << 8,
+  // MATCH, with kFlagTiers: behind that, which of these are in the shared directory; the same of older nodes
+  kFlagShared = 1u << 9,
 };
 
 struct FrameHeader {

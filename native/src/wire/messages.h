@@ -69,6 +69,7 @@ struct AuthResponse {
   static constexpr uint32_t kWritesSeveral = 4;  // it takes WRITE with kFlagSeveral
   static constexpr uint32_t kHeartbeats = 8;     // it takes WAIT with kFlagHeartbeats
   static constexpr uint32_t kPrefetches = 16;    // it answers PREFETCH
+  static constexpr uint32_t kEngine = 32;        // it is a transfer engine: it has ranges, and no blocks
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;
@@ -343,6 +344,8 @@ struct MatchResponse {
   std::vector<std::byte> bitmap;  // bit i of byte i / 8: key i is here; ceil(n / 8) bytes
   // With kFlagTiers, the same: key i is here, but not in memory. Empty: all are in memory, or an older node.
   std::vector<std::byte> on_disk;
+  // With kFlagShared, the same: key i is in the shared directory. Empty: none is, or an older node.
+  std::vector<std::byte> shared;
   void encode(Writer& out) const;
   static std::optional<MatchResponse> decode(Reader& in, uint32_t key_count);
 };

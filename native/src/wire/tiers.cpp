@@ -8,6 +8,7 @@ void MatchResponse::encode(Writer& out) const {
   out.u32(present);
   out.raw(bitmap);
   out.raw(on_disk);
+  out.raw(shared);
 }
 
 std::optional<MatchResponse> MatchResponse::decode(Reader& in, uint32_t key_count) {
@@ -17,9 +18,11 @@ std::optional<MatchResponse> MatchResponse::decode(Reader& in, uint32_t key_coun
   const size_t bytes = (size_t{key_count} + 7) / 8;
   const auto bits = in.take(bytes);
   const auto on_disk = in.take(in.remaining() > 0 ? bytes : 0);
+  const auto shared = in.take(in.remaining() > 0 ? bytes : 0);
   if (!in.done() || response.leading_run > key_count || response.present > key_count) return std::nullopt;
   response.bitmap.assign(bits.begin(), bits.end());
   response.on_disk.assign(on_disk.begin(), on_disk.end());
+  response.shared.assign(shared.begin(), shared.end());
   return response;
 }
 

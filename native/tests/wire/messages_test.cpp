@@ -168,9 +168,10 @@ TEST(Messages, WaitsRoundTripAndAreChecked) {
 }
 
 TEST(Messages, AMatchMaySayWhatIsOnADisk) {
-  MatchResponse said{2, 3, {std::byte{0b1011}, std::byte{0}}, {}};
-  for (const bool tiers : {false, true}) {
-    if (tiers) said.on_disk = {std::byte{0b1000}, std::byte{0}};
+  MatchResponse said{2, 3, {std::byte{0b1011}, std::byte{0}}, {}, {}};
+  for (const int tiers : {0, 1, 2}) {
+    if (tiers > 0) said.on_disk = {std::byte{0b1000}, std::byte{0}};
+    if (tiers > 1) said.shared = {std::byte{0b1000}, std::byte{0}};
     Writer out;
     said.encode(out);
     Reader in(out.view());
@@ -178,7 +179,9 @@ TEST(Messages, AMatchMaySayWhatIsOnADisk) {
     ASSERT_TRUE(heard) << "with and without tiers";
     EXPECT_EQ(heard->bitmap, said.bitmap);
     EXPECT_EQ(heard->on_disk, said.on_disk);
+    EXPECT_EQ(heard->shared, said.shared);
   }
+  said.shared.clear();
   for (const size_t more : {1, 3}) {
     said.on_disk.assign(more, std::byte{0});
     Writer out;

@@ -50,6 +50,7 @@ def transfer(
     token_file: Annotated[
         Path | None, Parameter(help="The secret of both hosts; --serve makes it when it is missing.")
     ] = None,
+    engines: Annotated[bool, _names("Between two engines instead: ours, NIXL, the original's.")] = False,
     json: JsonRows = None,
     markdown: MarkdownRows = None,
     svg: Annotated[Path | None, Parameter(help="Also draw the throughput to this file.")] = None,
@@ -70,9 +71,13 @@ def transfer(
         mooncache bench transfer --serve 0.0.0.0:7400 --token-file bench.token
 
         mooncache bench transfer --connect 10.0.0.2:7400 --token-file bench.token
+
+        mooncache bench transfer --engines --json engines.json
     """
     console = Console()
     try:
+        if engines:
+            return _engines(console, transport or block or serve or connect, rounds, seconds, json, markdown)
         if memory == "cuda":
             return _device_copies(console, transport or block or serve or connect, rounds, json, markdown)
         options = _options(transport, direction, block, batch, threads, memory, rounds, seconds, references)
@@ -117,6 +122,23 @@ def _device_copies(
         report.notes.append(error.message)
         report.deliver(console, json, markdown)
         return _EXIT_FAILED
+    report.deliver(console, json, markdown)
+    return 0
+
+
+def _engines(
+    console: Console, other: object, rounds: int, seconds: float, json: Path | None, markdown: Path | None
+) -> int:
+    from mooncache.bench.transfer.engines import run_engines
+
+    if other:
+        raise ValueError(
+            "--engines has shapes and wires of its own; leave --transport, --block, --serve and --connect out."
+        )
+    if rounds < 1 or not 0.001 <= seconds <= 3600:
+        raise ValueError("--rounds must be at least 1, --seconds 0.001 to 3600.")
+    with console.status("starting") as status:
+        report = run_engines(rounds, seconds, status.update)
     report.deliver(console, json, markdown)
     return 0
 
