@@ -91,6 +91,11 @@ class BlockIndex:
     def present(self, tenant_id: int, keys: object) -> bytes:
         """Bitmap: bit i % 8 of byte i // 8 when anyone holds key i."""
 
+    def audit(self, wanted: Sequence[tuple[int, int]], wanted_of_others: int, domains: Sequence[int], domain_count: int, start: int, entries_max: int, found_max: int) -> tuple[int, int, int, int, int, bytes]:
+        """
+        Blocks with fewer copies than wanted ((tenant_id, copies), those of others), or with enough copies in too few domains (one number for each holder; 65535: its copies do not count). (next start or 0, short blocks, missing bytes, close blocks, close bytes, records of 52 bytes: u64 tenant, key, u64 size, u16 copies, u8 fastest tier, u8 close).
+        """
+
     def tenant_usage(self) -> dict[int, tuple[int, int]]:
         """tenant_id -> (bytes of all replicas, distinct blocks)."""
 
@@ -180,6 +185,30 @@ class Reuse:
     def check(self) -> str:
         """Empty when every invariant holds, else the first broken one."""
 
+class ObjectRequests:
+    """
+    Calls on an object store that a store node wants made. Threads of the owner take and complete them; the node waits for none longer than its time limit.
+    """
+
+    def __init__(self) -> None: ...
+
+    def take(self, wait_ms: int) -> tuple[int, int, str, int, int, bytes] | None:
+        """
+        The next call: id, kind (0 list, 1 read, 2 write, 3 delete), name, offset, size, bytes to write. None when there is none within the time, or after close().
+        """
+
+    def complete(self, id: int, result: int, data: object) -> None:
+        """
+        Ends a call: 0 or a negative errno, and the bytes that it has read. A list is for each object: length of the name (u16), name, size (u64), a number that changes with its bytes (u64), little endian.
+        """
+
+    def close(self) -> None:
+        """Ends every call, those that are asked later, too."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+
 class StoreServer:
     """
     Data-plane server of a store node and its store. Calls that fail as a whole raise RuntimeError(code, name, message); batches report one code per key.
@@ -224,7 +253,12 @@ class StoreServer:
 
     def set_draining(self, draining: bool) -> None: ...
 
-    def set_limits(self, tenant: str, *, memory_quota_bytes: int = 0, memory_share_bytes: int = 0, disk_quota_bytes: int = 0, disk_share_bytes: int = 0, bytes_per_s: int = 0, ttl_ms: int = 0) -> None: ...
+    def set_limits(self, tenant: str, *, memory_quota_bytes: int = 0, memory_share_bytes: int = 0, disk_quota_bytes: int = 0, disk_share_bytes: int = 0, bytes_per_s: int = 0, ttl_ms: int = 0, encrypted: bool = False) -> None: ...
+
+    def set_keys(self, tenant: str, keys: Sequence[bytes]) -> None:
+        """
+        Keys of 32 bytes that the tenant's blocks are encrypted with on disks: the first one writes, all of them read.
+        """
 
     def tend_tenants(self, max_slots: int) -> dict[int, dict[str, int]]:
         """
@@ -257,7 +291,7 @@ def store_growth_benchmark(from_blocks: int, to_blocks: int) -> dict[str, float]
     Fills a store of small blocks: the longest put between these two counts, in processor time and by the clock, and the mean.
     """
 
-def disk_rates_benchmark(path: str, disk_bytes: int, memory_bytes: int, block_bytes: int, depth: int, write_ms: int, read_ms: int) -> dict[str, Any]:
+def disk_rates_benchmark(path: str, disk_bytes: int, memory_bytes: int, block_bytes: int, depth: int, write_ms: int, read_ms: int, encrypted: bool = False) -> dict[str, Any]:
     """
     What the SSD tier writes and reads in this folder, through a store, and its processor time.
     """
@@ -301,9 +335,9 @@ class Client:
     @property
     def map_epoch(self) -> int: ...
 
-    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None, tally: StagedTally | None = None) -> list[tuple[int, int | None]]:
+    def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None, tally: StagedTally | None = None) -> list[tuple[int, int | None, bool]]:
         """
-        -> [(code, node_index)]; prefer_node: the first copy goes there when the node takes new blocks
+        -> [(code, node_index, created)]; prefer_node: the first copy goes there when the node takes new blocks
         """
 
     def get(self, keys: object, destinations: object, timeout_s: float = 30.0, cancel: CancelToken | None = None, offsets: object | None = None, node: int | None = None, tally: StagedTally | None = None) -> list[tuple[int, int, int | None]]:
@@ -325,7 +359,7 @@ class Client:
     def gpu_direct(self, gpu: GpuDevice) -> str:
         """How calls reach the memory of this GPU, empty before one tried."""
 
-    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None) -> list[tuple[int, int | None]]:
+    def put_device(self, keys: object, sources: Sequence[Sequence[tuple[int, int]]], replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None) -> list[tuple[int, int | None, bool]]:
         """As put, out of registered device memory only."""
 
     def get_device(self, keys: object, destinations: Sequence[Sequence[tuple[int, int]]], timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None) -> list[tuple[int, int, int | None]]:
@@ -538,6 +572,81 @@ class GpuDevice:
         """
         (fd, offset, length) for a device on the same bus; the caller closes fd.
         """
+
+def address_of(buffer: object) -> int:
+    """Where a buffer lies; it is the caller's to keep it."""
+
+class AllocatedMemory:
+    """
+    Memory of an engine, as a writable buffer; mapped as long as anyone has it.
+    """
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+    @property
+    def base(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+class EngineTransfer:
+    """A batch of ranges on its way."""
+
+    def wait(self, timeout_s: float) -> None: ...
+
+    def cancel(self) -> None: ...
+
+    def done(self) -> bool: ...
+
+    def route(self) -> str: ...
+
+class EnginePeer:
+    """A connection to one engine."""
+
+    def name(self) -> str: ...
+
+    def regions(self) -> list[tuple[int, int, bool, bool, bool, str]]:
+        """-> [(base, bytes, readable, writable, mappable, label)]"""
+
+    def refresh(self, timeout_s: float) -> None: ...
+
+    def submit(self, write: bool, copies: list[tuple[Any, int, int]], timeout_s: float) -> EngineTransfer:
+        """copies: [(buffer or local address, remote address, bytes)]"""
+
+    def notify(self, bytes: object, timeout_s: float) -> None: ...
+
+    def close(self) -> None: ...
+
+class TransferEngine:
+    """Memory that peers read and write in batches of ranges."""
+
+    def __init__(self, name: str, key: bytes, secret: bytes, host_id: str, tcp_host: str, tcp_port: int, advertised_host: str, unix_path: str, shared_memory: bool, tls_cert: str, tls_key: str, tls_ca: str, progress_timeout_s: float) -> None: ...
+
+    def register_memory(self, address: int, bytes: int, label: str, grants: list[tuple[str, int, int, bool, bool]], base: int = 0) -> int:
+        """-> base; grants: [(peer, offset, bytes, read, write)]"""
+
+    def allocate(self, bytes: int, label: str, grants: list[tuple[str, int, int, bool, bool]]) -> AllocatedMemory:
+        """-> memory; its base is its address for peers"""
+
+    def unregister(self, base: int, timeout_s: float) -> None: ...
+
+    def grant(self, base: int, peer: str, offset: int, bytes: int, read: bool, write: bool) -> None: ...
+
+    def revoke(self, base: int, peer: str, timeout_s: float) -> None: ...
+
+    def describe(self, peer: str = '') -> bytes: ...
+
+    def connect(self, descriptor: bytes, timeout_s: float) -> EnginePeer: ...
+
+    def connect_to(self, host: str, port: int, timeout_s: float) -> EnginePeer: ...
+
+    def tcp_port(self) -> int: ...
+
+    def notifications(self, most: int, timeout_s: float) -> list[tuple[str, bytes]]:
+        """-> [(peer, bytes)]"""
+
+    def stats(self) -> list[tuple[str, int]]: ...
+
+    def close(self) -> None: ...
 
 def rdma_ports(settings: dict[str, Any]) -> list[dict[str, Any]]:
     """

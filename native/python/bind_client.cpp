@@ -64,7 +64,8 @@ using Transports = nb::typed<nb::list, nb::typed<nb::tuple, nb::str, nb::str, nb
 PutAnswers answers(std::span<const PutOutcome> outcomes) {
   nb::list result;
   for (const PutOutcome& outcome : outcomes) {
-    result.append(nb::make_tuple(static_cast<int>(outcome.code), node_or_none(outcome.node_index)));
+    result.append(
+        nb::make_tuple(static_cast<int>(outcome.code), node_or_none(outcome.node_index), outcome.created));
   }
   return result;
 }
@@ -132,6 +133,11 @@ ClientConfig to_config(const nb::dict& from) {
   take_ms(from, "breaker_max_s", config.breaker_max_ms, known);
   take(from, "retry_percent", config.retry_percent, known);
   take(from, "retry_burst", config.retry_burst, known);
+  take(from, "retries_per_call", config.retries_per_call, known);
+  take_ms(from, "slow_start_s", config.slow_start_ms, known);
+  take(from, "hedge_percent", config.hedge_percent, known);
+  take_ms(from, "hedge_min_s", config.hedge_min_ms, known);
+  take_ms(from, "hedge_max_s", config.hedge_max_ms, known);
   take(from, "fanout_nodes_max", config.fanout_nodes_max, known);
   take(from, "survey_ms", config.survey_ms, known);
   take(from, "location_cache_keys", config.location_cache_keys, known);
@@ -455,7 +461,8 @@ void bind_blocks(nb::class_<Client>& c) {
   const auto tally = nb::arg("tally").none() = nb::none();
   c.def("put", &put, nb::arg("keys"), nb::arg("sources"), nb::arg("replicas") = 1,
         nb::arg("timeout_s") = 30.0, cancel, node, nb::arg("prefer_node").none() = nb::none(), tally,
-        "-> [(code, node_index)]; prefer_node: the first copy goes there when the node takes new blocks");
+        "-> [(code, node_index, created)]; prefer_node: the first copy goes there when the node takes new "
+        "blocks");
   c.def("get", &get, nb::arg("keys"), nb::arg("destinations"), nb::arg("timeout_s") = 30.0, cancel,
         nb::arg("offsets").none() = nb::none(), node, tally, "-> [(code, size_bytes, node_index)]");
   c.def(

@@ -6,6 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
 #include <random>
 #include <tuple>
@@ -123,6 +125,35 @@ IndexCounters stats(const BlockIndex& self) {
   return out;
 }
 
+constexpr size_t kAuditRecordBytes = 52;
+
+void put_number(std::byte*& to, uint64_t value, size_t bytes) {
+  std::memcpy(to, &value, bytes);
+  to += bytes;
+}
+
+using AuditAnswer = std::tuple<uint32_t, uint64_t, uint64_t, uint64_t, uint64_t, nb::bytes>;
+
+AuditAnswer audit(const BlockIndex& self, std::vector<std::pair<uint64_t, uint32_t>> wanted,
+                  uint32_t wanted_of_others, std::vector<uint16_t> domains, uint32_t domain_count,
+                  uint32_t start, uint32_t entries_max, uint32_t found_max) {
+  std::sort(wanted.begin(), wanted.end());
+  const IndexAudit what{std::move(wanted), wanted_of_others, std::move(domains), domain_count};
+  const AuditPage page = without_gil([&] { return self.audit(what, start, entries_max, found_max); });
+  std::vector<std::byte> packed(page.found.size() * kAuditRecordBytes);
+  std::byte* at = packed.data();
+  for (const AuditedBlock& block : page.found) {
+    put_number(at, block.tenant, 8);
+    at = std::copy(block.key.bytes.begin(), block.key.bytes.end(), at);
+    put_number(at, block.size_bytes, 8);
+    put_number(at, block.copies, 2);
+    put_number(at, static_cast<uint64_t>(block.tier), 1);
+    put_number(at, block.close ? 1 : 0, 1);
+  }
+  return {page.next,         page.short_blocks, page.missing_bytes,
+          page.close_blocks, page.close_bytes,  to_bytes(packed)};
+}
+
 Figures py_index_benchmark(uint64_t blocks, uint64_t holders, uint64_t operations) {
   auto result = without_gil(
       [&] { return index_benchmark({.blocks = blocks, .holders = holders, .operations = operations}); });
@@ -168,6 +199,17 @@ void bind_index(nb::module_& m) {
           "(holder, leading blocks in HBM, in DRAM or faster, in SSD or faster, in any tier), longest first.")
       .def("present", &present, "tenant_id"_a, "keys"_a,
            "Bitmap: bit i % 8 of byte i // 8 when anyone holds key i.")
+      .def("audit", &audit, "wanted"_a, "wanted_of_others"_a, "domains"_a, "domain_count"_a, "start"_a,
+           "entries_max"_a, "found_max"_a,
+           "Blocks with fewer copies than wanted ((tenant_id, copies), those of others), or with enough "
+           "copies in "
+           "too few "
+           "domains (one number for each holder; 65535: its copies do not count). (next start or 0, short "
+           "blocks, "
+           "missing "
+           "bytes, close blocks, close bytes, records of 52 bytes: u64 tenant, key, u64 size, u16 copies, u8 "
+           "fastest tier, "
+           "u8 close).")
       .def(
           "tenant_usage",
           [](const BlockIndex& self) { return usage_dict(without_gil([&] { return self.tenant_usage(); })); },

@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <string.h>
 
 #include <cmath>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include "calls.h"
 #include "module.h"
 #include "mooncache/server.h"
+#include "object_queue.h"
 #include "rdma_arguments.h"
 #include "store/device_memory.h"
 #include "store/disk/benchmark.h"
@@ -86,6 +88,22 @@ bool set_server_field(const std::string& name, nb::handle value, ServerConfig& c
   return false;
 }
 
+std::vector<DiskKey> disk_keys_of(const std::vector<nb::bytes>& keys) {
+  std::vector<DiskKey> raw(keys.size());
+  for (size_t at = 0; at < keys.size(); ++at) {
+    if (keys[at].size() != raw[at].size()) throw nb::value_error("a key has 32 bytes");
+    std::memcpy(raw[at].data(), keys[at].c_str(), raw[at].size());
+  }
+  return raw;
+}
+
+// By tenant id.
+void set_disk_keys(nb::handle value, std::vector<std::pair<TenantId, std::vector<DiskKey>>>& out) {
+  std::map<TenantId, std::vector<nb::bytes>> keys;
+  if (!nb::try_cast(value, keys)) throw nb::value_error("disk_keys must be a dict of tenant ids and keys");
+  for (const auto& [tenant, some] : keys) out.emplace_back(tenant, disk_keys_of(some));
+}
+
 // The GPU in whose memory the arena lies; -1: it does not.
 struct ArenaGpu {
   int ordinal = -1;
@@ -123,9 +141,21 @@ bool set_store_field(const std::string& name, nb::handle value, StoreConfig& con
     if (!nb::try_cast(value, config.disk.paths)) throw nb::value_error("ssd_paths must be a list of str");
     return true;
   }
+  if (name == "disk_keys") return set_disk_keys(value, config.disk.keys), true;
+  if (name == "encrypted_tenants") {
+    if (!nb::try_cast(value, config.disk.encrypted))
+      throw nb::value_error("encrypted_tenants must be a list of tenant ids");
+    return true;
+  }
   if (name == "ssd_bytes") return set_number("ssd_bytes", value, config.disk.bytes), true;
   if (name == "ssd_write_bytes_per_s")
     return set_number("ssd_write_bytes_per_s", value, config.disk.write_bytes_per_s), true;
+  if (name == "shared_path") return set_text("shared_path", value, config.disk.shared_path), true;
+  if (name == "shared_bytes") return set_number("shared_bytes", value, config.disk.shared_bytes), true;
+  if (name == "shared_write_bytes_per_s")
+    return set_number("shared_write_bytes_per_s", value, config.disk.shared_write_bytes_per_s), true;
+  if (name == "shared_scan_ms") return set_number("shared_scan_ms", value, config.disk.shared_scan_ms), true;
+  if (set_shared_objects(name, value, config.disk)) return true;
   if (name == "keep_memory") return set_number("keep_memory", value, config.keep.enabled), true;
   if (name == "kept_fds") {
     if (!nb::try_cast(value, config.keep.fds)) throw nb::value_error("kept_fds must be a list of int");
@@ -236,8 +266,9 @@ nb::typed<nb::dict, nb::str, double> growth_benchmark(uint64_t from_blocks, uint
 
 nb::typed<nb::dict, nb::str, nb::any> disk_rates(const std::string& path, uint64_t disk_bytes,
                                                  uint64_t memory_bytes, uint64_t block_bytes, uint32_t depth,
-                                                 uint32_t write_ms, uint32_t read_ms) {
-  const DiskRatesOptions options{path, disk_bytes, memory_bytes, block_bytes, depth, write_ms, read_ms};
+                                                 uint32_t write_ms, uint32_t read_ms, bool encrypted) {
+  const DiskRatesOptions options{path,  disk_bytes, memory_bytes, block_bytes,
+                                 depth, write_ms,   read_ms,      encrypted};
   const auto result = without_gil([&] { return disk_rates_benchmark(options); });
   if (!result) check(result.status());
   nb::typed<nb::dict, nb::str, nb::any> out;
@@ -248,6 +279,7 @@ nb::typed<nb::dict, nb::str, nb::any> disk_rates(const std::string& path, uint64
   out["read_cpu_ns_per_kib"] = result->read_cpu_ns_per_kib;
   out["admitted_bytes"] = result->admitted_bytes;
   out["written_bytes"] = result->written_bytes;
+  out["encrypted_bytes"] = result->encrypted_bytes;
   out["read_misses"] = result->read_misses;
   out["corrupt_blocks"] = result->corrupt_blocks;
   out["queue"] = result->queue;
@@ -332,10 +364,20 @@ nb::typed<nb::tuple, uint64_t, nb::bytes> snapshot(StoreServer& server, uint64_t
 
 void set_limits(StoreServer& server, const std::string& tenant, uint64_t memory_quota_bytes,
                 uint64_t memory_share_bytes, uint64_t disk_quota_bytes, uint64_t disk_share_bytes,
-                uint64_t bytes_per_s, uint64_t ttl_ms) {
-  const TenantLimits limits{
-      {memory_quota_bytes, memory_share_bytes}, {disk_quota_bytes, disk_share_bytes}, bytes_per_s, ttl_ms};
+                uint64_t bytes_per_s, uint64_t ttl_ms, bool encrypted) {
+  const TenantLimits limits{{memory_quota_bytes, memory_share_bytes},
+                            {disk_quota_bytes, disk_share_bytes},
+                            bytes_per_s,
+                            ttl_ms,
+                            encrypted};
   check(without_gil([&] { return server.set_limits(tenant, limits); }));
+}
+
+void set_keys(StoreServer& server, const std::string& tenant, const std::vector<nb::bytes>& keys) {
+  std::vector<DiskKey> raw = disk_keys_of(keys);
+  const Status set = without_gil([&] { return server.set_keys(tenant, raw); });
+  for (DiskKey& key : raw) ::explicit_bzero(key.data(), key.size());
+  check(set);
 }
 
 constexpr std::pair<const char*, uint64_t TenantUsage::*> kFigures[] = {
@@ -472,7 +514,11 @@ void bind_store(nb::module_& m) {
           "draining"_a)
       .def("set_limits", &set_limits, "tenant"_a, nb::kw_only(), "memory_quota_bytes"_a = 0,
            "memory_share_bytes"_a = 0, "disk_quota_bytes"_a = 0, "disk_share_bytes"_a = 0,
-           "bytes_per_s"_a = 0, "ttl_ms"_a = 0)
+           "bytes_per_s"_a = 0, "ttl_ms"_a = 0, "encrypted"_a = false)
+      .def("set_keys", &set_keys, "tenant"_a, "keys"_a,
+           "Keys of 32 bytes that the tenant's blocks are encrypted with on disks: the first one writes, all "
+           "of "
+           "them read.")
       .def("tend_tenants", &tend_tenants, "max_slots"_a,
            "Counts what tenants have held since the last call and ends blocks that are too old. Figures by "
            "tenant id; 0: of all that are not remembered.")
@@ -491,7 +537,7 @@ void bind_store(nb::module_& m) {
       "Fills a store of small blocks: the longest put between these two counts, in processor time and by the "
       "clock, and the mean.");
   m.def("disk_rates_benchmark", &disk_rates, "path"_a, "disk_bytes"_a, "memory_bytes"_a, "block_bytes"_a,
-        "depth"_a, "write_ms"_a, "read_ms"_a,
+        "depth"_a, "write_ms"_a, "read_ms"_a, "encrypted"_a = false,
         "What the SSD tier writes and reads in this folder, through a store, and its processor time.");
   m.def("disk_start_benchmark", &disk_start, "path"_a, "records"_a,
         "Writes so many small blocks to a disk in this folder, and opens it again: the time that takes.");

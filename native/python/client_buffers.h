@@ -35,8 +35,8 @@ struct StagedTally {
 
 // What Python gets, as the stub declares it. A node is None where no node answered.
 using NodeIndex = std::optional<uint32_t>;
-// (code, node) of each block.
-using PutAnswers = nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, int, NodeIndex>>;
+// (code, node, whether the call made a copy) of each block.
+using PutAnswers = nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, int, NodeIndex, bool>>;
 // (code, bytes, node) of each block.
 using GetAnswers =
     nanobind::typed<nanobind::list, nanobind::typed<nanobind::tuple, int, uint64_t, NodeIndex>>;

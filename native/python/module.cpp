@@ -18,6 +18,7 @@ NB_MODULE(_native, m) {
   mooncache::python::bind_reuse(m);
 #endif
 #ifdef MOONCACHE_BIND_STORE
+  mooncache::python::bind_objects(m);
   mooncache::python::bind_store(m);
 #endif
 #ifdef MOONCACHE_BIND_CLIENT
@@ -25,6 +26,9 @@ NB_MODULE(_native, m) {
 #endif
 #ifdef MOONCACHE_BIND_GPU
   mooncache::python::bind_gpu(m);
+#endif
+#ifdef MOONCACHE_BIND_TRANSFER
+  mooncache::python::bind_transfer(m);
 #endif
 #ifdef MOONCACHE_BIND_PROBE
   mooncache::python::bind_probe(m);

@@ -56,6 +56,20 @@ def test_locate_and_match() -> None:
     assert index.check() == ""
 
 
+def test_an_audit_gives_packed_blocks() -> None:
+    index = _native.BlockIndex()
+    index.apply(0, adds(range(3)))
+    index.apply(1, adds([0]))
+    index.apply(2, adds([1], tier=0))
+    *figures, packed = index.audit([(TENANT, 2)], 1, [0, 0, 1], 2, 0, 1000, 1000)
+    found = list(struct.iter_unpack("<Q32sQHBB", packed))
+    assert found == [(TENANT, key(0), 100, 2, 1, 1), (TENANT, key(2), 100, 1, 1, 0)]
+    assert figures == [0, 1, 100, 1, 100]
+    assert index.audit([], 1, [0, 0, 1], 2, 0, 1000, 1000) == (0, 0, 0, 0, 0, b"")
+    with pytest.raises(TypeError):
+        index.audit([], 1, [1 << 16], 1, 0, 1000, 1000)
+
+
 def test_usage_and_stats() -> None:
     index = _native.BlockIndex(hash_seed=1)
     index.apply(0, adds(range(3)) + adds([1], tenant=5))

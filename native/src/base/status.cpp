@@ -27,6 +27,7 @@ constexpr auto kNames = std::to_array<Named>({
     {Code::kReservationUnknown, "RESERVATION_UNKNOWN"},
     {Code::kPinUnknown, "PIN_UNKNOWN"},
     {Code::kIncomplete, "INCOMPLETE"},
+    {Code::kFewerReplicas, "FEWER_REPLICAS"},
     {Code::kNoSpace, "NO_SPACE"},
     {Code::kBackPressure, "BACK_PRESSURE"},
     {Code::kQuotaExceeded, "QUOTA_EXCEEDED"},

@@ -126,6 +126,7 @@ class Session {
   bool offers_rdma() const { return (node_.capabilities & wire::AuthResponse::kCanRdma) != 0; }
   bool offers_waits() const { return (node_.capabilities & wire::AuthResponse::kCanWait) != 0; }
   bool offers_heartbeats() const { return (node_.capabilities & wire::AuthResponse::kHeartbeats) != 0; }
+  bool is_engine() const { return (node_.capabilities & wire::AuthResponse::kEngine) != 0; }
   bool offers_prefetch() const { return (node_.capabilities & wire::AuthResponse::kPrefetches) != 0; }
   // Of a ready session that no program uses: for answers that do not come in the order of their requests.
   net::Stream& stream() { return *stream_; }

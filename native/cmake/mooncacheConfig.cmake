@@ -1,0 +1,27 @@
+# find_package(mooncache): targets mooncache::client, mooncache::server, ... of an installed prefix, and mooncache::headers.
+# In the Python package it finds the headers alone: a component with code is then missing, and find_package says so.
+if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/mooncacheTargets.cmake")
+  include(CMakeFindDependencyMacro)
+  find_dependency(Threads)
+  include("${CMAKE_CURRENT_LIST_DIR}/mooncacheTargets.cmake")
+  if(NOT TARGET mooncache::headers)
+    add_library(mooncache::headers INTERFACE IMPORTED)
+    target_link_libraries(mooncache::headers INTERFACE mooncache::flags)
+  endif()
+elseif(NOT TARGET mooncache::headers)
+  get_filename_component(mooncache_include "${CMAKE_CURRENT_LIST_DIR}/../include" ABSOLUTE)
+  add_library(mooncache::headers INTERFACE IMPORTED)
+  target_include_directories(mooncache::headers INTERFACE "${mooncache_include}")
+  target_compile_features(mooncache::headers INTERFACE cxx_std_20)
+  unset(mooncache_include)
+endif()
+
+foreach(mooncache_component IN LISTS mooncache_FIND_COMPONENTS)
+  if(TARGET mooncache::${mooncache_component})
+    set(mooncache_${mooncache_component}_FOUND TRUE)
+  elseif(mooncache_FIND_REQUIRED_${mooncache_component})
+    set(mooncache_FOUND FALSE)
+    set(mooncache_NOT_FOUND_MESSAGE
+        "${CMAKE_CURRENT_LIST_DIR} has no library ${mooncache_component}. Build and install native/ of a clone.")
+  endif()
+endforeach()

@@ -1,0 +1,15 @@
+# Version of the C++ package, equal to services/_version.py (a test compares). While it is 0.x, headers may change with
+# each minor version: another one does not fit.
+set(PACKAGE_VERSION "0.1.0")
+set(PACKAGE_VERSION_COMPATIBLE FALSE)
+set(PACKAGE_VERSION_EXACT FALSE)
+if(PACKAGE_FIND_VERSION)
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" mooncache_minor "${PACKAGE_VERSION}")
+  string(REGEX MATCH "^[0-9]+\\.[0-9]+" mooncache_asked_minor "${PACKAGE_FIND_VERSION}.0")
+  if(mooncache_minor STREQUAL mooncache_asked_minor AND NOT PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+  endif()
+  if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+  endif()
+endif()
