@@ -12,6 +12,7 @@ from typing import Self
 from mooncache.config import MasterSection
 from mooncache.master.core.membership import MembershipRules
 from mooncache.master.core.placement import PlacementRules
+from mooncache.master.core.repair_types import RepairRules
 from mooncache.master.core.reports import ReportRules
 from mooncache.master.core.task_types import TaskRules
 
@@ -23,6 +24,7 @@ class MasterLimits:
     heartbeat_interval_s: float  # how often nodes send heartbeats
     membership: MembershipRules
     placement: PlacementRules
+    repair: RepairRules
     reports: ReportRules = field(default_factory=ReportRules)
     tasks: TaskRules = field(default_factory=TaskRules)
     expire_interval_s: float = 0.5  # how often silent nodes are looked for
@@ -46,4 +48,9 @@ class MasterLimits:
             heartbeat_interval_s=section.heartbeat_interval_s,
             membership=MembershipRules(suspect_after_s=section.suspect_after_s, dead_after_s=section.lease_s),
             placement=PlacementRules(slow_start_s=section.slow_start_s),
+            repair=RepairRules(
+                bytes_per_s=section.repair_bytes_per_s,
+                grace_s=section.repair_grace_s,
+                replicas=section.replicas,
+            ),
         )

@@ -8,6 +8,7 @@ from typing import cast
 
 from mooncache import errors
 from mooncache.auth import tenant_id
+from mooncache.config.labels import checked_labels
 from mooncache.master.core.membership import Endpoints, Node, NodeState, Rail, Registration, Segment
 from mooncache.master.core.task_types import TaskKind, TaskState
 from mooncache.master.core.tasks import Task
@@ -63,6 +64,10 @@ def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
     for text in (request.endpoints.grpc_target, request.endpoints.tcp_host, request.endpoints.unix_path):
         if len(text) > NAME_CHARS_MAX:
             raise errors.InvalidArgument(f"an endpoint has more than {NAME_CHARS_MAX} characters")
+    try:
+        labels = checked_labels(request.labels)
+    except ValueError as refused:
+        raise errors.InvalidArgument(f"labels of {request.node_id[:64]!r}: {refused}") from None
     return Registration(
         node_id=check_name(request.node_id, "node_id"),
         incarnation=request.incarnation,
@@ -77,6 +82,7 @@ def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
         software_version=request.software_version[:NAME_CHARS_MAX],
         protocol_minor=request.protocol_minor,
         segments=tuple(Segment(s.id, s.tier, s.capacity_bytes, _shown(s.kind)) for s in request.segments),
+        labels=tuple(labels.items()),
     )
 
 
@@ -135,6 +141,7 @@ def node_info(node: Node) -> common_pb2.NodeInfo:
             )
             for s in node.info.segments
         ],
+        labels=dict(node.info.labels),
     )
 
 

@@ -13,6 +13,7 @@ from mooncache.coordination import Coordinator, MasterRecord, make_coordinator
 from mooncache.errors import NodeUnavailable
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
+from mooncache.master.background.repair_replicas import RepairRunner
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.limits import MasterLimits
 from mooncache.master.ops.table import master_table
@@ -52,6 +53,7 @@ class MasterService(Service):
         self.coordinator = coordinator or make_coordinator(config, self.clock)
         self.state: MasterState
         self.tasks: TaskRunner
+        self.repairs: RepairRunner
         self._nodes: NodeCalls | None = None
 
     async def build(self) -> RpcTable:
@@ -79,6 +81,7 @@ class MasterService(Service):
         )
         add_gauges(self.metrics, self.state)
         self.tasks = TaskRunner(self.state)
+        self.repairs = RepairRunner(self.state)
         return master_table(self.state)
 
     async def listening(self) -> None:
@@ -96,12 +99,16 @@ class MasterService(Service):
                 lambda: leadership.follow(self.state, self.coordinator),
                 leadership.FOLLOW_INTERVAL_S,
             ),
-            *master_duties(self.state, self.tasks),
+            *master_duties(self.state, self.tasks, self.repairs),
         ]
 
     def readiness(self) -> str:
         """Ready when a leader is known: this master, or another one that callers can be sent to."""
         return "" if self.state.leading or self.state.leader_target else "no leader is known yet"
+
+    def serving(self) -> str:
+        """Only a leader carries calls out; a standby sends callers to it."""
+        return "" if self.state.leading else "a standby: another master leads"
 
     async def drain(self) -> None:
         """Give the leadership up at once, so that a standby need not wait for the lease."""
@@ -112,6 +119,7 @@ class MasterService(Service):
         await self.coordinator.close()
         if self._nodes is not None:
             await self.tasks.stop()
+            await self.repairs.stop()
             await self._nodes.close()
 
 

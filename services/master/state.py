@@ -17,7 +17,9 @@ from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.master import messages
 from mooncache.master.core.directory import Directory
 from mooncache.master.core.membership import Membership, Node, NodeState, Transition
-from mooncache.master.core.placement import Candidate
+from mooncache.master.core.placement import Candidate, Domains
+from mooncache.master.core.repair import RepairBook
+from mooncache.master.core.repair_types import AuditAsk, AuditPage, Targets
 from mooncache.master.core.reports import NodeReports, ReportCounters
 from mooncache.master.core.tasks import TaskBook
 from mooncache.master.core.usage import TenantLedger
@@ -28,6 +30,7 @@ from mooncache.proto.v1 import common_pb2
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.tasks import wait_for_event
 from mooncache.runtime.tenant_limits import TenantTable
 
 log = get_logger(__name__)
@@ -58,11 +61,14 @@ class MasterState:
         self.leader_target = ""
         self.leader_id = ""
         self.masters: tuple[tuple[str, str], ...] = ()
+        self.conductor_term = 0  # the newest that ordered anything
         self.watchers = 0
         self.trimming = asyncio.Lock()
         self.membership = Membership(limits.membership, limits.placement)
         self.ledger = TenantLedger(tenant_id, limits.tenant_quotas_bytes)
         self.tenants = TenantTable()  # the newest that is known; nodes keep it
+        self._targets_of: TenantTable | None = None  # the table that the next line was made from
+        self._targets = Targets()
         self._make_index = make_index
         self._map: common_pb2.ClusterMap | None = None
         self._map_changed = asyncio.Event()
@@ -96,6 +102,14 @@ class MasterState:
         if not self.leading:
             where = f"leader={self.leader_target}" if self.leader_target else "no leader is known yet"
             raise errors.NotLeader(f"master {self.master_id!r} is a standby; {where}")
+
+    def obey_conductor(self, term: int) -> None:
+        """An order of a conductor, 0 when none gives it. Raises ConductorSuperseded: a newer one has followed it."""
+        if term and term < self.conductor_term:
+            raise errors.ConductorSuperseded(
+                f"The order is of a conductor of term {term}; one of term {self.conductor_term} leads now."
+            )
+        self.conductor_term = max(self.conductor_term, term)
 
     # --- nodes -------------------------------------------------------------------------------------------
 
@@ -143,11 +157,20 @@ class MasterState:
                 if change.index in self._reports:
                     self._reports[change.index][1].lose()
                 self.tasks.on_node_gone(change.index, now_s)
+            self._tell_repair(change, now_s)
             if change.after is NodeState.DEAD:
                 self.instruments.node_deaths.inc()
             if change.after is None:
                 self._reports.pop(change.index, None)
         self.announce()
+
+    def _tell_repair(self, change: Transition, now_s: float) -> None:
+        if change.contents_lost or change.after is NodeState.JOINING:
+            self.repair.on_lost(change.index, now_s)
+        elif change.after is NodeState.ACTIVE:
+            self.repair.on_back(change.index)
+        elif change.after is NodeState.DRAINING:
+            self.repair.on_leaving()
 
     def completeness(self) -> float:
         """The share of living nodes whose full report has been taken in."""
@@ -174,11 +197,7 @@ class MasterState:
 
     async def map_changed(self, timeout_s: float) -> None:
         """Wait for the next epoch, `timeout_s` at most."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._map_changed.wait()
-        except TimeoutError:
-            pass
+        await wait_for_event(self._map_changed, timeout_s)
 
     # --- what planning asks (core.task_types.World) ------------------------------------------------------
 
@@ -211,10 +230,37 @@ class MasterState:
                 node.weight,
                 node.index,
                 all(segment.tier != common_pb2.TIER_HBM for segment in node.info.segments),
+                node.info.domains,
+                node.usage.capacity_bytes,
+                node.free_bytes,
             )
             for node in nodes
             if node.weight > 0.0
         ]
+
+    def sites(self) -> dict[int, Domains]:
+        """Every known node and where it is."""
+        return {node.index: node.info.domains for node in self.membership.nodes.values()}
+
+    # --- what the repair asks beside that (core.repair_types.RepairView) ----------------------------------
+
+    def targets(self) -> Targets:
+        """How many copies blocks should have, by tenant."""
+        if self._targets_of is not self.tenants:
+            own = {name: limits.replicas for name, limits in self.tenants.tenants.items() if limits.replicas}
+            for name in own:
+                self.ledger.learn(tenant_id(name), name)
+            numbers = {tenant_id(name): count for name, count in own.items()}
+            self._targets_of, self._targets = self.tenants, Targets(self.limits.repair.replicas, numbers)
+        return self._targets
+
+    def may_copy(self, tenant: int) -> bool:
+        """Whether copies can be ordered for a tenant: nodes need its name."""
+        return tenant in self.ledger.names
+
+    def audit(self, ask: AuditAsk, start: int, entries_max: int, found_max: int) -> AuditPage:
+        """Look at a part of the directory for copies that are missing or too close."""
+        return self.directory.audit(ask, start, entries_max, found_max)
 
     # --- housekeeping ------------------------------------------------------------------------------------
 
@@ -236,6 +282,7 @@ class MasterState:
         """Raise AssertionError when an invariant is broken."""
         self.membership.check()
         self.tasks.check()
+        self.repair.check()
         for index, ((node_id, _), reports) in self._reports.items():
             node = self.membership.by_index(index)
             assert node is not None, "reports of a node that was forgotten"
@@ -247,4 +294,5 @@ class MasterState:
         self.directory = Directory(self._make_index())
         self.report_counters = ReportCounters()
         self.tasks = TaskBook(self.limits.tasks, f"t{term}")
+        self.repair = RepairBook(self.limits.repair, self.clock.now_s())
         self._reports: dict[int, tuple[tuple[str, int], NodeReports]] = {}

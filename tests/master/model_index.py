@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 RECORD = struct.Struct("<BBBBIQQ32s")
 ADD, REMOVE, MOVE = 1, 2, 3
 DRAM = 1
+NO_DOMAIN = 0xFFFF
+AUDIT = struct.Struct("<Q32sQHBB")
 
 
 def record(kind: int, tenant_id: int, key: bytes, size_bytes: int = 4096, tier: int = DRAM) -> bytes:
@@ -80,6 +83,41 @@ class ModelIndex:
     def holder_usage(self) -> dict[int, tuple[int, int]]:
         sizes = {holder: [size for _, size in mine.values()] for holder, mine in self.blocks.items()}
         return {holder: (sum(mine), len(mine)) for holder, mine in sizes.items()}
+
+    def audit(
+        self,
+        wanted: Sequence[tuple[int, int]],
+        wanted_of_others: int,
+        domains: Sequence[int],
+        domain_count: int,
+        start: int,
+        entries_max: int,
+        found_max: int,
+    ) -> tuple[int, int, int, int, int, bytes]:
+        """All blocks in one page, in the order of their keys; it stops behind `found_max` found ones."""
+        everywhere = sorted({block for mine in self.blocks.values() for block in mine})
+        figures, found = [0, 0, 0, 0], bytearray()
+        for number, block in enumerate(everywhere[start:], start + 1):
+            copies = [
+                (domains[holder], *mine[block])
+                for holder, mine in sorted(self.blocks.items())
+                if block in mine and holder < len(domains) and domains[holder] != NO_DOMAIN
+            ]
+            count = dict(wanted).get(block[0], wanted_of_others)
+            if not copies or count < 2:
+                continue
+            is_short, size_bytes = len(copies) < count, copies[0][2]
+            if not is_short and len({domain for domain, _, _ in copies}) >= min(count, domain_count):
+                continue
+            kind = 0 if is_short else 2
+            figures[kind] += 1
+            figures[kind + 1] += size_bytes * (count - len(copies) if is_short else 1)
+            if found_max:
+                fastest = min(tier for _, tier, _ in copies)
+                found += AUDIT.pack(*block, size_bytes, len(copies), fastest, not is_short)
+                if len(found) == found_max * AUDIT.size:
+                    return (number, *figures, bytes(found))
+        return (0, *figures, bytes(found))
 
     def stats(self) -> dict[str, int]:
         return {

@@ -8,6 +8,7 @@ from typing import Any
 from mooncache.config import MasterSection
 from mooncache.master.core.membership import MembershipRules
 from mooncache.master.core.placement import PlacementRules
+from mooncache.master.core.repair_types import RepairRules
 from mooncache.master.limits import MasterLimits
 
 _LIMITS = MasterLimits.of(MasterSection())
@@ -19,3 +20,7 @@ def membership_rules(**changed: Any) -> MembershipRules:
 
 def placement_rules(**changed: Any) -> PlacementRules:
     return dataclasses.replace(_LIMITS.placement, **changed)
+
+
+def repair_rules(**changed: Any) -> RepairRules:
+    return dataclasses.replace(_LIMITS.repair, **changed)

@@ -126,7 +126,7 @@ def test_a_stale_leader_cannot_finish_its_drain(monkeypatch: pytest.MonkeyPatch)
     virtual_time.run(scenario(), seed=1)
 
 
-READ_ONLY = {"GetNodeStatus", "GetTenants"}
+READ_ONLY = {"Diagnose", "GetNodeStatus", "GetTenants"}
 
 
 async def test_every_command_of_an_older_term_is_refused(tmp_path: Path) -> None:

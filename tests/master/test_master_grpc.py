@@ -15,6 +15,7 @@ from mooncache.auth import Token, create_cluster_token, load_cluster_token
 from mooncache.config import Config, load
 from mooncache.master.service import MasterService
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.formats import CONTROL_MINOR_AHEAD_MAX, CONTROL_MINOR_NOW
 from mooncache.runtime.grpc_channel import GrpcChannel
 from tests.master.model_index import ADD, record
 from tests.master.processes import ETCD, channel_to, etcd, eventually, master
@@ -171,6 +172,35 @@ async def test_wrong_tokens_and_bad_requests_have_their_codes(tmp_path: Path) ->
             begin.kind, begin.records = master_pb2.REPORT_KIND_FULL_PART, b"\xee" * 56
             with pytest.raises(errors.InvalidArgument):
                 await call.call("ReportBlocks", begin, master_pb2.ReportBlocksResponse, 5.0)
+
+
+async def test_a_node_that_is_two_versions_ahead_is_refused_and_others_go_on(tmp_path: Path) -> None:
+    def registration(name: str, minor: int) -> master_pb2.RegisterNodeRequest:
+        return master_pb2.RegisterNodeRequest(
+            node_id=name,
+            incarnation=7,
+            host_id="h",
+            protocol_minor=minor,
+            endpoints=common_pb2.Endpoints(tcp_host="127.0.0.1", tcp_port=1),
+            segments=[common_pb2.Segment(id=0, tier=2, capacity_bytes=1 << 30)],
+        )
+
+    async with (
+        running(config_at(tmp_path)) as service,
+        channel_to(service.grpc_target, service.token.text) as call,
+    ):
+        for name, ahead in (("old", -CONTROL_MINOR_NOW), ("same", 0), ("next", CONTROL_MINOR_AHEAD_MAX)):
+            request = registration(name, CONTROL_MINOR_NOW + ahead)
+            await call.call("RegisterNode", request, master_pb2.RegisterNodeResponse, 5.0)
+        late = registration("later", CONTROL_MINOR_NOW + CONTROL_MINOR_AHEAD_MAX + 1)
+        with pytest.raises(errors.VersionSkew, match="upgrade the master first"):
+            await call.call("RegisterNode", late, master_pb2.RegisterNodeResponse, 5.0)
+        shown = (
+            await call.call(
+                "GetClusterMap", master_pb2.GetClusterMapRequest(), master_pb2.GetClusterMapResponse, 5.0
+            )
+        ).map
+        assert sorted(node.node_id for node in shown.nodes) == ["next", "old", "same"]
 
 
 async def test_a_second_embedded_master_on_the_same_folder_is_refused(tmp_path: Path) -> None:

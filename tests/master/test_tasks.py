@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mooncache import errors
-from mooncache.master.core.placement import Candidate
+from mooncache.master.core.placement import Candidate, Domains
 from mooncache.master.core.task_types import CopyStep, DropStep, Effect, TaskRules, TaskState, WantContents
 from mooncache.master.core.tasks import TaskBook
 
@@ -40,7 +40,14 @@ class FakeWorld:
         return index in self.drained
 
     def candidates(self) -> list[Candidate]:
-        return [Candidate(f"n{n}", f"h{n}", 1.0, n) for n in self.nodes if n not in self.drained]
+        return [
+            Candidate(f"n{n}", f"h{n}", 1.0, n, domains=where)
+            for n, where in self.sites().items()
+            if n not in self.drained
+        ]
+
+    def sites(self) -> dict[int, Domains]:
+        return {n: Domains(host=f"h{n}") for n in self.nodes}
 
     def carry_out(self, book: TaskBook, effect: Effect, now_s: float, code: int = 0) -> None:
         match effect:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from mooncache import errors
 from mooncache.master.core.task_types import CopyStep, DropStep, TaskStep
 from mooncache.master.core.tasks import TaskBook
-from mooncache.master.messages import fence, node_info
+from mooncache.master.messages import fence
+from mooncache.master.shell.copy_call import copy_blocks
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import store_node_pb2
 from mooncache.runtime.logs import Event, get_logger
@@ -50,7 +51,7 @@ class TaskRunner:
         copied_bytes = 0
         try:
             if isinstance(step, CopyStep):
-                codes, copied_bytes = await self._copy(step, term)
+                codes, copied_bytes = await copy_blocks(self._state, step, term, spare=step.spare)
             else:
                 codes = await self._drop(step, term)
             if len(codes) != len(step.keys):
@@ -63,26 +64,6 @@ class TaskRunner:
                 instruments.steps.labels(kind, errors.code_name(code)).inc()
             instruments.copied_bytes.inc(copied_bytes)
             book.on_step(step.step_id, codes, copied_bytes, self._state.clock.now_s())
-
-    async def _copy(self, step: CopyStep, term: int) -> tuple[Sequence[int], int]:
-        state = self._state
-        source, target = state.membership.by_index(step.source), state.membership.by_index(step.target)
-        if source is None or target is None:
-            raise errors.NodeUnavailable("the source or the target of a copy is no longer known")
-        timeout_s = state.limits.copy_timeout_s
-        request = store_node_pb2.CopyBlocksRequest(
-            tenant_id=step.tenant_id,
-            tenant=state.ledger.names.get(step.tenant_id, ""),
-            keys=b"".join(step.keys),
-            source=node_info(source),
-            timeout_ms=round(timeout_s * 1000),
-            fence=fence(term, target),
-            spare=step.spare,
-        )
-        response = await state.nodes.call(
-            target, "CopyBlocks", request, store_node_pb2.CopyBlocksResponse, timeout_s
-        )
-        return list(response.codes), int(response.copied_bytes)
 
     async def _drop(self, step: DropStep, term: int) -> Sequence[int]:
         state = self._state

@@ -11,7 +11,8 @@ import struct
 from collections.abc import Sequence
 
 from mooncache import errors
-from mooncache.kvcache.block_index import BLOCK_RECORD, REMOVE, BlockIndex
+from mooncache.kvcache.block_index import AUDIT_RECORD, BLOCK_RECORD, REMOVE, BlockIndex
+from mooncache.master.core.repair_types import AuditAsk, AuditedBlock, AuditPage
 
 _COUNT = struct.Struct("<H")
 _PLACE = struct.Struct("<HBBQ")
@@ -75,6 +76,20 @@ class Directory:
     def _present(self, tenant_id: int, keys: bytes) -> int:
         """One bit for each key, the first key's is the lowest: thousands of keys, and no loop over them."""
         return int.from_bytes(self._index.present(tenant_id, keys), "little")
+
+    def audit(self, ask: AuditAsk, start: int, entries_max: int, found_max: int) -> AuditPage:
+        """Look at up to `entries_max` entries from `start` on for copies that are missing or too close.
+
+        With `found_max` 0 they are only counted.
+        """
+        follows, short, missing_bytes, close, close_bytes, packed = self._index.audit(
+            *ask, start, entries_max, found_max
+        )
+        found = [
+            AuditedBlock(tenant, key, size, copies, tier, bool(is_close))
+            for tenant, key, size, copies, tier, is_close in AUDIT_RECORD.iter_unpack(packed)
+        ]
+        return AuditPage(follows, short, missing_bytes, close, close_bytes, found)
 
     def tenant_usage(self) -> dict[int, tuple[int, int]]:
         """Tenant id -> (bytes, blocks), over all holders."""

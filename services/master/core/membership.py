@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from mooncache import errors
-from mooncache.master.core.placement import NodeSpace, PlacementRules, node_weight
+from mooncache.master.core.placement import Domains, NodeSpace, PlacementRules, node_weight
 
 # Terms are at least the wall clock in milliseconds (41 bits); epochs have to fit 63 bits with them.
 TERM_SHIFT = 20
@@ -106,6 +106,13 @@ class Registration:
     software_version: str = ""
     protocol_minor: int = 0
     segments: tuple[Segment, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()  # sorted by name
+
+    @property
+    def domains(self) -> Domains:
+        """What the node fails together with."""
+        named = dict(self.labels)
+        return Domains(named.get("zone", ""), named.get("rack", ""), self.host_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Where a block should live: pure weights and a pure choice.
 
-Two halves. `node_weights` turns what the master knows of each node into one number per node; the number
-travels in the cluster map. `choose_nodes` turns (key, weights, caller's host) into an order of nodes. The
-native client computes the same order from the same map, so a put needs no question to the master;
-`tests/master/placement_vectors.json` holds both sides to it.
+`node_weights` turns what the master knows of each node into one number per node; the number travels in the cluster map.
+`choose_nodes` turns (key, weights, caller's host) into an order of nodes. The native client computes the same order
+from the same map, so a put needs no question to the master; `tests/master/placement_vectors.json` holds both sides to
+it. The master places further copies (`choose_spread`) and drops those that are too many (`copy_to_drop`): it knows
+zones and racks, and keeps the copies of a block apart.
 
 Invariants: a weight is 0 exactly for nodes that must not receive new blocks; a node that is full still has a
 weight, because a full cache evicts to take new blocks; small movements of free space do not move a weight,
@@ -13,8 +14,10 @@ because every moved weight moves the home of some keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 _MASK64 = (1 << 64) - 1
 _FNV_OFFSET = 0xCBF29CE484222325
@@ -53,6 +56,22 @@ class NodeSpace:
     age_s: float
 
 
+class Domains(NamedTuple):
+    """What a node fails together with, the widest first. An empty name is not said: one domain with all like it."""
+
+    zone: str = ""
+    rack: str = ""
+    host: str = ""
+
+    @property
+    def levels(self) -> tuple[tuple[str, ...], ...]:
+        """Its zone, its rack and its host, as names that are unique in the cluster."""
+        return ((self.zone,), (self.zone, self.rack), (self.zone, self.rack, self.host))
+
+
+NOWHERE: Final = Domains()
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A node as the choice sees it."""
@@ -64,6 +83,10 @@ class Candidate:
     takes_from_its_host: bool = True
     """Whether callers on its host put there first. GPU memory is scarce, and processes on the host cannot map it, so
     such a node is chosen by weight alone."""
+    domains: Domains = NOWHERE
+    """Where it is; the master's own copies are kept apart by it."""
+    capacity_bytes: int = 0
+    free_bytes: int = 0
 
 
 def slow_start_factor(space: NodeSpace, rules: PlacementRules) -> float:
@@ -167,3 +190,80 @@ def _take(
         chosen.append(node)
         taken.add(node.node_id)
         hosts.add(node.host_id)
+
+
+def choose_spread(
+    key: bytes,
+    candidates: Iterable[Candidate],
+    held: Iterable[Domains],
+    count: int,
+    *,
+    preferred: Sequence[int] = (),
+) -> list[Candidate]:
+    """Up to `count` nodes for further copies of a block, best first.
+
+    Preferred nodes first. Then those whose zone holds the fewest copies, of these whose rack does, of these whose host
+    does; equals in the order of the ranking. Each choice counts as a copy for the next one.
+
+    Args:
+        candidates: nodes without a copy.
+        held: where the copies are that there are already.
+    """
+    left = rank_nodes(key, candidates)
+    wishes = {index: place for place, index in enumerate(preferred)}
+    copies = Counter(level for domains in held for level in domains.levels)
+    chosen: list[Candidate] = []
+    while left and len(chosen) < count:
+        best = min(
+            left,
+            key=lambda node: (
+                wishes.get(node.index, len(wishes)),
+                *(copies[level] for level in node.domains.levels),
+            ),
+        )
+        left.remove(best)
+        chosen.append(best)
+        copies.update(best.domains.levels)
+    return chosen
+
+
+def copy_to_drop(key: bytes, holders: Mapping[int, Domains], candidates: Collection[Candidate]) -> int:
+    """The holder whose copy is missed least: the others are spread best without it; of equals the last in the ranking.
+
+    Args:
+        holders: index -> where it is, at least one.
+    """
+    ranked = {
+        node.index: place
+        for place, node in enumerate(rank_nodes(key, (node for node in candidates if node.index in holders)))
+    }
+
+    def worth(index: int) -> tuple[int, ...]:
+        rest = [domains for other, domains in holders.items() if other != index]
+        spread = (len({domains.levels[level] for domains in rest}) for level in range(3))
+        return (*spread, ranked.get(index, len(ranked)), index)
+
+    return max(holders, key=worth)
+
+
+class FailureDomains(NamedTuple):
+    """The widest level at which nodes differ: copies of a block belong into different ones of these domains."""
+
+    level: str
+    """zone, rack or host."""
+    numbers: Mapping[int, int]
+    """Index of a node -> number of its domain, from 0."""
+    placeable: int
+    """Domains with a node that takes blocks."""
+
+
+def failure_domains(nodes: Mapping[int, Domains], placeable: Collection[int]) -> FailureDomains:
+    """The domains of `nodes` (index -> where it is), of which `placeable` may receive blocks."""
+    names = ("zone", "rack", "host")
+    for level, name in enumerate(names):
+        found = {domains.levels[level] for domains in nodes.values()}
+        if len(found) > 1 or name == names[-1]:
+            break
+    numbered = {domain: number for number, domain in enumerate(sorted(found))}
+    numbers = {index: numbered[domains.levels[level]] for index, domains in nodes.items()}
+    return FailureDomains(name, numbers, len({numbers[index] for index in placeable if index in numbers}))

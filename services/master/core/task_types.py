@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mooncache.master.core.placement import Candidate
+from mooncache.master.core.placement import Candidate, Domains
 
 BlockId = tuple[int, bytes]
 
@@ -64,6 +64,9 @@ class PlanningView(Protocol):
 
     def candidates(self) -> list[Candidate]:
         """Nodes that may receive blocks."""
+
+    def sites(self) -> dict[int, Domains]:
+        """Every known node and where it is."""
 
 
 @dataclass(frozen=True, slots=True)

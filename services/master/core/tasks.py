@@ -16,11 +16,11 @@ Invariant (`check`): every block of a task is in exactly one of: pending, open, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mooncache import errors
-from mooncache.master.core.placement import Candidate, rank_nodes
+from mooncache.master.core.placement import Candidate, Domains, choose_spread
 from mooncache.master.core.task_types import (
     BlockId,
     CopyStep,
@@ -324,7 +324,7 @@ class TaskBook:
             self._plan_chunk(task, chunk, world, now_s)
 
     def _plan_chunk(self, task: Task, chunk: _Chunk, world: PlanningView, now_s: float) -> None:
-        candidates = world.candidates()
+        candidates, sites = world.candidates(), world.sites()
         routes: dict[tuple[int, int], list[bytes]] = {}
         for key, holders in zip(chunk.keys, world.holders(chunk.tenant_id, chunk.keys), strict=True):
             block = (chunk.tenant_id, key)
@@ -333,7 +333,7 @@ class TaskBook:
             if missing <= 0 or (not sources and task.kind is TaskKind.DRAIN):
                 task.done_count += 1
                 continue
-            targets = _targets(key, task.preferred, candidates, holders)[:missing]
+            targets = _targets(key, task.preferred, candidates, holders, sites, missing)
             # Every copy that can be made is made; what is short of nodes stays open and is tried again.
             short = (
                 errors.NotFound.code
@@ -423,15 +423,15 @@ def _nodes_of(step: TaskStep) -> tuple[int, ...]:
 
 
 def _targets(
-    key: bytes, preferred: Sequence[int], candidates: list[Candidate], holders: Sequence[int]
+    key: bytes,
+    preferred: Sequence[int],
+    candidates: Sequence[Candidate],
+    holders: Sequence[int],
+    sites: Mapping[int, Domains],
+    count: int,
 ) -> list[int]:
-    """The nodes for further copies, best first.
-
-    Preferred nodes, then hosts without a copy, then the ranking.
-    """
+    """Up to `count` nodes for further copies, best first: preferred nodes, then those far from existing copies."""
     taken = set(holders)
-    hosts = {node.host_id for node in candidates if node.index in taken}
-    ranked = rank_nodes(key, (node for node in candidates if node.index not in taken))
-    order = {index: place for place, index in enumerate(preferred)}
-    ranked.sort(key=lambda node: (order.get(node.index, len(order)), node.host_id in hosts))
-    return [node.index for node in ranked]
+    fitting = [node for node in candidates if node.index not in taken]
+    held = [sites[index] for index in holders if index in sites]
+    return [node.index for node in choose_spread(key, fitting, held, count, preferred=preferred)]

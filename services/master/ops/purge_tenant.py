@@ -24,7 +24,9 @@ async def handle(
     timeout_s = max(0.0, context.deadline_s - state.clock.now_s() - _ANSWER_S)
 
     async def purge(node: Node) -> common_pb2.TenantPurge:
-        asked = store_node_pb2.NodePurgeTenantRequest(tenant=tenant, fence=fence(term, node))
+        asked = store_node_pb2.NodePurgeTenantRequest(
+            tenant=tenant, fence=fence(term, node), erase_keys=request.erase_keys
+        )
         answer = store_node_pb2.NodePurgeTenantResponse
         try:
             found = await state.nodes.call(node, "PurgeTenant", asked, answer, timeout_s)

@@ -6,11 +6,9 @@ from mooncache import errors
 from mooncache.master.messages import rails_of, registration_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime.formats import CONTROL_MINOR_AHEAD_MAX, CONTROL_MINOR_NOW
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.rpc import CallContext
-
-PROTOCOL_MINOR_MAX_AHEAD = 1
-PROTOCOL_MINOR = 1
 
 log = get_logger(__name__)
 
@@ -21,10 +19,10 @@ async def handle(
     """Take the node in. Repeats are harmless."""
     state.require_leading()
     info = registration_of(request)
-    if info.protocol_minor > PROTOCOL_MINOR + PROTOCOL_MINOR_MAX_AHEAD:
+    if info.protocol_minor > CONTROL_MINOR_NOW + CONTROL_MINOR_AHEAD_MAX:
         raise errors.VersionSkew(
-            f"node {info.node_id!r} speaks control protocol minor {info.protocol_minor}, this master {PROTOCOL_MINOR}; "
-            "upgrade the master first"
+            f"node {info.node_id!r} speaks control protocol minor {info.protocol_minor}, this master "
+            f"{CONTROL_MINOR_NOW}; upgrade the master first"
         )
     node, transitions = state.membership.register(info, context.now_s)
     state.membership.note_rails(node, rails_of(request.rails))

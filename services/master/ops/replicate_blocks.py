@@ -18,9 +18,10 @@ async def handle(
 ) -> master_pb2.ReplicateBlocksResponse:
     """Start the task.
 
-    Raises NotLeader, InvalidArgument, TooLarge, UnknownNode, QuotaExceeded, LimitExceeded.
+    Raises NotLeader, ConductorSuperseded, InvalidArgument, TooLarge, UnknownNode, QuotaExceeded, LimitExceeded.
     """
     state.require_leading()
+    state.obey_conductor(request.conductor_term)
     tenant, tenant_id = tenant_of(request.tenant, context)
     keys = split_keys(request.keys, state.limits.keys_per_call_max)
     if not keys:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mooncache.master.ops import (
     drain_node,
     get_cluster_map,
+    get_repair,
     get_status,
     get_task,
     get_usage,
@@ -36,6 +37,7 @@ ADMIN_ONLY = (
     "SetTenant",
     "ListTenants",
     "PurgeTenant",
+    "GetRepair",
 )
 
 
@@ -61,6 +63,7 @@ def master_table(state: MasterState) -> RpcTable:
         "SetTenant": set_tenant.handle,
         "ListTenants": list_tenants.handle,
         "PurgeTenant": purge_tenant.handle,
+        "GetRepair": get_repair.handle,
         "GetStatus": get_status.handle,
     }
     return RpcTable(MASTER_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

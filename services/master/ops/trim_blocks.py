@@ -1,40 +1,35 @@
-"""TrimBlocks: drop copies beyond a number.
+"""TrimBlocks: drop copies beyond a number, but none of those that the tenant's blocks are to have.
 
-The directory may lag behind the nodes, so a copy only goes after those that stay were confirmed: their nodes are asked
-to fetch the block from the one that will lose it, which moves nothing when they have it. Who confirmed has to be the
-same living process when the others lose theirs. Trims run one after the other, or two with different views could each
-take the other's last copy. A pinned copy stays. Every command carries the term of the view that it follows from, so
-that nodes refuse what a leader still sends after its time.
+How they are dropped is in `master/shell/trimming.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from mooncache import errors
 from mooncache.client.keys import split_keys
-from mooncache.master.core.membership import Node
-from mooncache.master.core.trimming import Trim, plan_trims
-from mooncache.master.messages import REPLICAS_MAX, check_replicas, node_info, tenant_of
-from mooncache.master.shell.fan_out import KeysRequest, ask_node
+from mooncache.master.core.trimming import plan_trims
+from mooncache.master.messages import REPLICAS_MAX, check_replicas, tenant_of
+from mooncache.master.shell.trimming import Trimming
 from mooncache.master.state import MasterState
-from mooncache.proto.v1 import master_pb2, store_node_pb2
+from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.rpc import CallContext
 
 KEYS_AT_ONCE = 4096  # ranking holders is a loop, and no other call is served meanwhile
-_THERE = (errors.OK, errors.AlreadyExists.code)
-_GONE = (errors.OK, errors.NotFound.code)
 
 
 async def handle(
     state: MasterState, request: master_pb2.TrimBlocksRequest, context: CallContext
 ) -> master_pb2.TrimBlocksResponse:
-    """Trim; one code for each key. Raises NotLeader, InvalidArgument, TooLarge, PermissionDenied, UnknownNode."""
+    """Trim; one code for each key.
+
+    Raises NotLeader, ConductorSuperseded, InvalidArgument, TooLarge, PermissionDenied, UnknownNode.
+    """
     state.require_leading()
+    state.obey_conductor(request.conductor_term)
     tenant, tenant_id = tenant_of(request.tenant, context)
-    count = check_replicas(request.replica_count)
+    count = max(check_replicas(request.replica_count), state.targets().of(tenant_id))
     keys = split_keys(request.keys, state.limits.keys_per_call_max)
     if len(request.keep_node_ids) > REPLICAS_MAX:
         raise errors.InvalidArgument(f"at most {REPLICAS_MAX} nodes can be kept")
@@ -51,7 +46,8 @@ async def handle(
             lasting = [[index for index in where if state.lasting(index)] for where in holders]
             known = map(bool, holders) if only is None else [only in where for where in lasting]
             found = [errors.OK if there else errors.NotFound.code for there in known]
-            work = _Trimming(state, tenant, tenant_id, part, found, context, spare=only is not None)
+            spare = only is not None
+            work = Trimming(state, tenant, tenant_id, part, found, context.deadline_s, spare=spare)
             trims = plan_trims(part, lasting, state.candidates(), count, keep=keep, only=only)
             await work.confirm(trims)
             state.require_leading()  # another leader may trim by now, by a view of its own
@@ -60,109 +56,3 @@ async def handle(
             await asyncio.sleep(0)
     state.instruments.trimmed.inc(dropped)
     return master_pb2.TrimBlocksResponse(codes=codes, dropped_count=dropped)
-
-
-class _Trimming:
-    """One call at work. `codes` gets the first refusal for each key."""
-
-    def __init__(
-        self,
-        state: MasterState,
-        tenant: str,
-        tenant_id: int,
-        keys: Sequence[bytes],
-        codes: list[int],
-        context: CallContext,
-        *,
-        spare: bool,
-    ) -> None:
-        """spare: what a confirmation has to fetch is a spare copy, like the one that goes."""
-        self._state, self._tenant, self._tenant_id = state, tenant, tenant_id
-        self._keys, self._codes, self._deadline_s = keys, codes, context.deadline_s
-        self._term, self._spare = state.membership.term, spare
-        self._asked: dict[int, int] = {}  # incarnation of each node that was asked to keep blocks
-
-    async def confirm(self, trims: Sequence[Trim]) -> None:
-        """Make sure that those that stay have the block now."""
-        routes: dict[tuple[int, int], list[int]] = {}
-        for trim in trims:
-            for index in trim.stay:
-                routes.setdefault((index, trim.go[0]), []).append(trim.position)
-
-        def make(source: Node, packed: bytes, timeout_s: float) -> KeysRequest:
-            return store_node_pb2.CopyBlocksRequest(
-                tenant_id=self._tenant_id,
-                tenant=self._tenant,
-                keys=packed,
-                source=node_info(source),
-                timeout_ms=round(timeout_s * 1000),
-                spare=self._spare,
-            )
-
-        calls = []
-        for (target, giver), where in routes.items():
-            node = self._state.membership.by_index(giver)
-            if node is None:
-                self._refuse(where, errors.NodeUnavailable.code)
-                continue
-            calls.append(self._ask(target, "CopyBlocks", where, partial(make, node), _THERE))
-        for target, _ in routes:
-            asked = self._state.membership.by_index(target)
-            self._asked[target] = asked.incarnation if asked is not None else 0
-        await asyncio.gather(*calls)
-
-    def confirmed(self, trims: Iterable[Trim]) -> list[Trim]:
-        """The copies that may be dropped: all staying copies are confirmed, and none was lost meanwhile."""
-        found = []
-        for trim in trims:
-            if not all(self._lasts(index) for index in trim.stay):
-                self._refuse((trim.position,), errors.NodeUnavailable.code)
-            if self._codes[trim.position] == errors.OK:
-                found.append(trim)
-        return found
-
-    def _lasts(self, index: int) -> bool:
-        node = self._state.membership.by_index(index)
-        return node is not None and self._state.lasting(index) and node.incarnation == self._asked[index]
-
-    async def drop(self, trims: Sequence[Trim]) -> int:
-        """Drop what may go; return how many copies went."""
-        routes: dict[int, list[int]] = {}
-        for trim in trims:
-            for index in trim.go:
-                routes.setdefault(index, []).append(trim.position)
-
-        def make(packed: bytes, _timeout_s: float) -> KeysRequest:
-            return store_node_pb2.DropBlocksRequest(
-                tenant_id=self._tenant_id, keys=packed, reason=store_node_pb2.DROP_REASON_REMOVED
-            )
-
-        answers = [self._ask(index, "DropBlocks", where, make, _GONE) for index, where in routes.items()]
-        return sum(codes.count(errors.OK) for codes in await asyncio.gather(*answers))
-
-    async def _ask(
-        self,
-        index: int,
-        method: str,
-        where: Sequence[int],
-        make: Callable[[bytes, float], KeysRequest],
-        good: Sequence[int],
-    ) -> list[int]:
-        state = self._state
-        left_s = max(0.0, self._deadline_s - state.clock.now_s())
-        timeout_s = min(state.limits.copy_timeout_s, left_s / 2)  # the answer has to be in time as well
-        node = state.membership.by_index(index)
-        if node is None or not node.alive:
-            codes = [errors.NodeUnavailable.code] * len(where)
-        else:
-            request = make(b"".join(self._keys[position] for position in where), timeout_s)
-            codes = await ask_node(state, node, method, request, len(where), timeout_s, self._term)
-        for position, code in zip(where, codes, strict=True):
-            if code not in good:
-                self._refuse((position,), code)
-        return codes
-
-    def _refuse(self, where: Iterable[int], code: int) -> None:
-        for position in where:
-            if self._codes[position] == errors.OK:
-                self._codes[position] = code

@@ -38,6 +38,26 @@ def add_gauges(metrics: Metrics, state: MasterState) -> None:
         "Bytes of all copies in the directory.",
         function=lambda: float(sum(used for used, _ in state.directory.tenant_usage().values())),
     )
+    gauge(
+        "repair_short_blocks",
+        "Blocks with fewer copies than wanted.",
+        function=lambda: float(state.repair.figures(state.clock.now_s()).short_blocks),
+    )
+    gauge(
+        "repair_close_blocks",
+        "Blocks whose copies are in fewer failure domains than they could be.",
+        function=lambda: float(state.repair.figures(state.clock.now_s()).close_blocks),
+    )
+    gauge(
+        "repair_left_bytes",
+        "Bytes of the copies that the repair has yet to make.",
+        function=lambda: float(state.repair.figures(state.clock.now_s()).left_bytes),
+    )
+    gauge(
+        "repair_resting_blocks",
+        "Blocks that the repair could not copy and tries again later.",
+        function=lambda: float(state.repair.figures(state.clock.now_s()).resting_blocks),
+    )
     nodes = gauge("nodes", "Known nodes by state.", ("state",))
     for node_state in NodeState:
         nodes.labels(node_state.value).set_function(partial(_count, state, node_state))

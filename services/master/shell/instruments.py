@@ -25,4 +25,8 @@ class MasterMetrics:
         self.trimmed = metrics.counter(
             "trimmed_copies", "Copies that were dropped because fewer replicas were needed."
         )
+        self.repaired = metrics.counter(
+            "repaired_blocks", "Copies that the repair asked for, by outcome.", ("code",)
+        )
+        self.repaired_bytes = metrics.counter("repaired_bytes", "Bytes that the repair copied.")
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")

@@ -152,6 +152,30 @@ def test_a_silent_node_leaves_the_directory_and_comes_back() -> None:
     run(scenario())
 
 
+def test_a_jump_of_the_wall_clock_changes_nothing() -> None:
+    """Leases, heartbeats and reports are timed by clocks that never jump."""
+
+    async def scenario() -> None:
+        world = World(3)
+        world.add_node("a").put(KEYS[0])
+        world.add_node("b").put(KEYS[1])
+        await world.converge()
+        await world.clock.sleep(30.0)  # slow start is over
+        listed = world.listed()
+        for jump_s in (10 * 86400.0, -20 * 86400.0):
+            before = world.clock.wall_s()
+            world.clock._wall_start_s += jump_s
+            assert abs(world.clock.wall_s() - before) > 86400
+            for _ in range(20):
+                await world.clock.sleep(0.5)
+                assert set(states(world).values()) == {common_pb2.NODE_STATE_ACTIVE}
+                assert world.listed() == listed
+        assert world.master.state.membership.term == 1
+        await world.stop()
+
+    run(scenario())
+
+
 def states(world: World) -> dict[str, int]:
     return {node.node_id: node.state for node in world.master.state.cluster_map().nodes}
 

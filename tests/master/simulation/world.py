@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mooncache import errors
 from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
 from mooncache.client.terms import Terms
 from mooncache.master.background.duties import master_duties
+from mooncache.master.background.repair_replicas import RepairRunner
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.core.reports import ReportRules
 from mooncache.master.limits import MasterLimits
@@ -32,7 +33,7 @@ from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.fence import check_fence
 from mooncache.testing.memory_channel import MemoryNetwork, NetworkFaults
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
-from tests.master.rules import membership_rules, placement_rules
+from tests.master.rules import membership_rules, placement_rules, repair_rules
 from tests.rpcs import answer_of
 
 CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)
@@ -43,6 +44,7 @@ LIMITS = MasterLimits(
     heartbeat_interval_s=1.0,
     membership=membership_rules(suspect_after_s=3.0, dead_after_s=6.0, forget_after_s=60.0),
     placement=placement_rules(slow_start_s=5.0),
+    repair=repair_rules(grace_s=10.0),
     reports=ReportRules(buffered_bytes_max=56 * 64, full_timeout_s=4.0),
     expire_interval_s=0.5,
     check_interval_s=1.0,
@@ -74,18 +76,19 @@ class SimMaster:
             metrics=Metrics("master"),
             make_index=world.make_index,
         )
-        self.tasks = TaskRunner(self.state)
+        self.tasks, self.repairs = TaskRunner(self.state), RepairRunner(self.state)
         self.duties = DutyRunner(world.clock, world.duty_failed)
         if term:
             self.state.begin_term(term)
         network.serve(name, OpRunner(master_table(self.state), world.clock), Authenticator(CLUSTER))
-        self.duties.start(master_duties(self.state, self.tasks))
+        self.duties.start(master_duties(self.state, self.tasks, self.repairs))
 
     async def kill(self) -> None:
         self.world.network.stop(self.name)
         self.state.leading = False
         await self.duties.stop()
         await self.tasks.stop()
+        await self.repairs.stop()
 
 
 class SimNode:
@@ -94,9 +97,10 @@ class SimNode:
     Contents, an event log, a report loop, heartbeats and control calls.
     """
 
-    def __init__(self, world: World, node_id: str) -> None:
+    def __init__(self, world: World, node_id: str, labels: dict[str, str] | None = None) -> None:
         self.world = world
         self.node_id = node_id
+        self.labels = labels or {}
         self.rng = random.Random(world.rng.random())
         self.held: dict[bytes, None] = {}
         self.draining = False
@@ -109,7 +113,6 @@ class SimNode:
         self.want_full = False
         self.registered = False
         self.index = -1
-        self.held.clear()
         self.draining = False
         self.terms = Terms()
         self.refused: list[str] = []  # commands that were not carried out
@@ -120,7 +123,7 @@ class SimNode:
             "UnpinBlocks": self._unpin_blocks,
             "SetDraining": self._set_draining,
             "GetNodeStatus": self._get_status,
-            **dict.fromkeys(("GetTenants", "SetTenants", "PurgeTenant"), self._no_tenants),
+            **dict.fromkeys(("GetTenants", "SetTenants", "PurgeTenant", "Diagnose"), self._unsupported),
         }
         table = RpcTable(STORE_NODE_SERVICE, self, handlers)
         self.world.network.serve(self.node_id, OpRunner(table, self.world.clock), Authenticator(CLUSTER))
@@ -132,9 +135,10 @@ class SimNode:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
 
-    async def restart(self) -> None:
-        """kill -9 and a new, empty process."""
+    async def restart(self, held: Iterable[bytes] = ()) -> None:
+        """kill -9 and a new process: an empty one, or one that takes memory over."""
         await self.stop()
+        self.held = dict.fromkeys(held)
         self._start()
 
     def put(self, key: bytes) -> bool:
@@ -197,6 +201,7 @@ class SimNode:
                 protocol_minor=1,
                 endpoints=common_pb2.Endpoints(grpc_target=self.node_id, tcp_host="sim", tcp_port=1),
                 segments=[common_pb2.Segment(id=0, tier=2, capacity_bytes=CAPACITY_BYTES)],
+                labels=self.labels,
             ),
         )
         if response is not None and self.terms.hear(response.term, self.world.clock.now_s()):
@@ -327,8 +332,8 @@ class SimNode:
     async def _get_status(self, _: object, request: object, __: object) -> object:
         return store_node_pb2.GetNodeStatusResponse(node_id=self.node_id, incarnation=self.incarnation)
 
-    async def _no_tenants(self, _: object, __: object, ___: object) -> object:
-        raise errors.Unsupported("Nodes of this world have no table of tenants.")
+    async def _unsupported(self, _: object, __: object, ___: object) -> object:
+        raise errors.Unsupported("Nodes of this world have neither a table of tenants nor a host.")
 
 
 class World:
@@ -362,8 +367,8 @@ class World:
         await self.clock.sleep(pause_s)
         self.start_master()
 
-    def add_node(self, name: str) -> SimNode:
-        self.nodes[name] = SimNode(self, name)
+    def add_node(self, name: str, labels: dict[str, str] | None = None) -> SimNode:
+        self.nodes[name] = SimNode(self, name, labels)
         return self.nodes[name]
 
     async def call(self, method: str, request: object, token: str = "", timeout_s: float = 2.0) -> object:

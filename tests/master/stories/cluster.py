@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from mooncache import errors
+from mooncache.auth import DEFAULT_TENANT
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import Leadership, MasterRecord
 from mooncache.coordination.etcd import EtcdCoordinator
@@ -77,7 +78,7 @@ class Candidate(SimMaster):
     def go_on(self) -> None:
         """SIGCONT."""
         self.clock.go_on()
-        self.duties.start(master_duties(self.state, self.tasks))
+        self.duties.start(master_duties(self.state, self.tasks, self.repairs))
 
 
 class StoryWorld(World):
@@ -116,6 +117,7 @@ class Cluster:
         self.world = StoryWorld()
         self._asked = ""  # the master that the operator asks; "": whoever leads
         self._stopped: set[str] = set()
+        self._kept: dict[str, dict[bytes, None]] = {}  # memory of nodes that do not run
 
     async def end(self) -> None:
         """Raise AssertionError when a master broke an invariant on the way."""
@@ -136,28 +138,30 @@ class Cluster:
             await self.world.masters[name].start()
             await self.world.clock.sleep(1.1)  # no two of them look at etcd in the same moment
 
-    async def do_nodes(self, *names: str) -> None:
-        """Start store nodes, empty."""
+    async def do_nodes(self, *names: str, **labels: str) -> None:
+        """nodes a b rack=r1: start store nodes, empty."""
         for name in names:
-            self.world.add_node(name)
+            self.world.add_node(name, labels)
             await self.world.clock.sleep(1.0)
 
-    async def do_crash(self, *names: str) -> None:
-        """kill -9."""
+    async def do_crash(self, *names: str, keep: str = "") -> None:
+        """kill -9; with keep=memory the blocks of a node wait for its next process."""
         for name in names:
             if name in self.world.masters:
                 await self.world.masters[name].crash()
             else:
                 await self._node(name).stop()
+                if keep:
+                    self._kept[name] = dict(self._node(name).held)
                 self._node(name).held.clear()
 
-    async def do_restart(self, *names: str) -> None:
-        """A new process in the place of the old one. It remembers nothing."""
+    async def do_restart(self, *names: str, keep: str = "") -> None:
+        """A new process in the place of the old one. It remembers nothing, unless it says keep=memory."""
         for name in names:
             if name in self.world.masters:
                 await self.do_masters(name)
             else:
-                await self._node(name).restart()
+                await self._node(name).restart(self._kept.pop(name, {}) if keep else {})
 
     async def do_shut_down(self, name: str) -> None:
         await self.world.masters[name].shut_down()
@@ -257,6 +261,11 @@ class Cluster:
     async def do_call_off_drain(self, name: str) -> str | None:
         return await self._call_only("DrainNode", master_pb2.DrainNodeRequest(node_id=name, cancel=True))
 
+    async def do_keep(self, copies: str) -> str | None:
+        """The blocks of the stories' tenant are to have so many copies."""
+        limits = common_pb2.TenantLimits(tenant=DEFAULT_TENANT, replicas=int(copies))
+        return await self._call_only("SetTenant", master_pb2.SetTenantRequest(limits=limits))
+
     async def do_replicate(self, *blocks: str, copies: str) -> str | None:
         request = master_pb2.ReplicateBlocksRequest(keys=keys_of(blocks), replica_count=int(copies))
         return await self._call_only("ReplicateBlocks", request)
@@ -272,12 +281,13 @@ class Cluster:
     # --- what is shown
 
     async def do_show(self, what: str) -> str:
-        """show masters | nodes | tasks | refused"""
+        """show masters | nodes | tasks | refused | repair"""
         shown = {
             "masters": self._masters,
             "nodes": self._nodes,
             "tasks": self._tasks,
             "refused": self._refused,
+            "repair": self._repair,
         }
         return await shown[what]()
 
@@ -328,6 +338,19 @@ class Cluster:
     async def _refused(self) -> str:
         """How many commands each node did not carry out."""
         return table([(name, len(node.refused)) for name, node in sorted(self.world.nodes.items())])
+
+    async def _repair(self) -> str:
+        found = await self._call("GetRepair", master_pb2.GetRepairRequest())
+        if isinstance(found, str):
+            return found
+        state = master_pb2.RepairState.Name(found.state).removeprefix("REPAIR_STATE_").lower()
+        rows: list[tuple[object, ...]] = [("state", state)]
+        if found.left_bytes:
+            rows.append(("blocks short of copies", found.short_block_count))
+            rows.append(("blocks too close together", found.close_block_count))
+        rows.append(("copies made", found.copied_block_count))
+        rows.append(("copies dropped", found.trimmed_count))
+        return table(rows)
 
     # --- helpers
 

@@ -83,6 +83,8 @@ class MemoryEtcd:
         )
 
     def put(self, request: pb.PutRequest) -> pb.PutResponse:
+        if request.lease and request.lease not in self._leases:
+            raise MasterUnavailable("etcdserver: requested lease not found")
         self._revision += 1
         before = self._pairs.get(request.key)
         self._pairs[request.key] = pb.KeyValue(
@@ -96,6 +98,9 @@ class MemoryEtcd:
 
     def txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
         holds = all(self._holds(compare) for compare in request.compare)
+        leases = {step.request_put.lease for step in request.success if step.HasField("request_put")} - {0}
+        if holds and leases - self._leases.keys():
+            raise MasterUnavailable("etcdserver: requested lease not found")
         for step in request.success if holds else ():
             if step.HasField("request_put"):
                 self.put(step.request_put)
