@@ -10,9 +10,10 @@ from mooncache.conductor.core.policy.types import AdmissionMode, Rules
 from mooncache.config import ConductorSection
 
 KEYS_MAX: Final = 1_000_000  # keys in one message: 32 MB
+SCALER_LOOK_S: Final = 1.0
 PROMPT_TOKENS_MAX: Final = 100_000_000
 SEQUENCES_MAX: Final = 100_000
-EXCLUDED_MAX: Final = 64
+EXCLUDED_MAX: Final = 4096
 REPORTS_MAX: Final = 1024
 LEGS_MAX: Final = 64  # of one request
 ENDED_LEGS_MAX: Final = 4096  # in one report of an instance
@@ -22,6 +23,7 @@ WATCHERS_MAX: Final = 4096
 WATCH_MAX_S: Final = 60.0
 BURST_S: Final = 0.05  # after a change a list waits so long for others, so that many changes make few answers
 EXPIRE_INTERVAL_S: Final = 0.25
+LEAD_PAUSE_S: Final = 0.1  # after a defect
 REMEMBER_INTERVAL_S: Final = 0.05
 CHECK_INTERVAL_S: Final = 30.0
 POOL_RETRY_S: Final = 1.0
@@ -43,6 +45,7 @@ def settings_of(section: ConductorSection) -> SchedulerSettings:
         rules=Rules(
             admission=AdmissionMode.LEARNED if section.admission_enabled else AdmissionMode.NONE,
             inline_tokens_max=section.inline_tokens_max,
+            offline_share=section.offline_share,
         ),
         report_interval_s=section.report_interval_s,
         suspect_after_s=section.suspect_after_s,

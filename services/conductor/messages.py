@@ -17,9 +17,11 @@ from mooncache.conductor.config import (
     SEQUENCES_MAX,
     TEXT_CHARS_MAX,
 )
-from mooncache.conductor.core.decisions import SchedulingRequest
+from mooncache.conductor.core.adoption import MadeDecision
+from mooncache.conductor.core.decisions import Decision, SchedulingRequest
 from mooncache.conductor.core.gateways import GatewayInfo
-from mooncache.conductor.core.policy.types import Reason
+from mooncache.conductor.core.leadership import Standing
+from mooncache.conductor.core.policy.types import Branch, Reason
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
 from mooncache.kvcache.instance_load import InstanceLoad
@@ -36,6 +38,14 @@ STATES: Final = {
     pb.INSTANCE_STATE_SUSPECT: InstanceState.SUSPECT,
 }
 STATE_NUMBERS: Final = {name: number for number, name in STATES.items()}
+STANDING_NUMBERS: Final = {
+    Standing.LEADER: pb.CONDUCTOR_ROLE_LEADER,
+    Standing.STANDBY: pb.CONDUCTOR_ROLE_STANDBY,
+    Standing.SEEKING: pb.CONDUCTOR_ROLE_SEEKING,
+    Standing.SILENT: pb.CONDUCTOR_ROLE_UNREACHABLE,
+    Standing.UNREACHABLE: pb.CONDUCTOR_ROLE_UNREACHABLE,
+}
+STANDINGS: Final = {number: standing for standing, number in STANDING_NUMBERS.items()}
 PHASES: Final = {
     pb.REQUEST_PHASE_PREFILLED: Phase.PREFILLED,
     pb.REQUEST_PHASE_PREFILL_FAILED: Phase.PREFILL_FAILED,
@@ -52,7 +62,10 @@ REASONS: Final = {
     Reason.NO_INSTANCE: pb.ADMISSION_REASON_NO_INSTANCE,
     Reason.UNKNOWN_MODEL: pb.ADMISSION_REASON_UNKNOWN_MODEL,
     Reason.TOO_LONG: pb.ADMISSION_REASON_TOO_LONG,
+    Reason.OFFLINE: pb.ADMISSION_REASON_OFFLINE,
 }
+_REASONS_OF: Final = {number: reason for reason, number in REASONS.items()}
+_SECONDS_MAX: Final = 1e6
 _COUNT_MAX: Final = 1 << 53
 _MS_MAX: Final = 1e9
 _TEXTS = (
@@ -167,6 +180,7 @@ def scheduling_request_of(request: pb.ScheduleRequest) -> SchedulingRequest:
         session=request.session[:NAME_CHARS_MAX],
         priority=request.priority,
         pool_tenant=pool_tenant_of(request.pool_tenant),
+        offline=request.offline,
     )
 
 
@@ -258,6 +272,20 @@ def instance_message(instance: Instance) -> pb.Instance:
     )
 
 
+def registration_of(instance: Instance) -> pb.RegisterInstanceRequest:
+    """What registers the instance at another conductor as it is known here."""
+    message = instance_message(instance)
+    # A worker registers only what is starting, ready or draining; its next report says more.
+    said = InstanceState.STARTING if instance.said is InstanceState.SUSPECT else instance.said
+    message.state = STATE_NUMBERS[said]
+    return pb.RegisterInstanceRequest(
+        instance=message,
+        worker_run=instance.worker_run,
+        drain=instance.drain_wanted,
+        role_pinned=instance.role_pinned,
+    )
+
+
 def _within(value: float, high: float) -> float:
     return min(high, max(0.0, value)) if math.isfinite(value) else 0.0
 
@@ -279,4 +307,74 @@ def gateway_message(info: GatewayInfo) -> pb.Gateway:
         url=info.url,
         software_version=info.software_version,
         draining=info.draining,
+    )
+
+
+def decided_message(
+    request: pb.ScheduleRequest, plan: pb.ScheduleResponse, decision: Decision
+) -> pb.DecidedRequest:
+    """A decision as standbys hear of it."""
+    choice = decision.choice
+    return pb.DecidedRequest(
+        request=request,
+        plan=plan,
+        pool_blocks=decision.pool.blocks,
+        record_head=decision.record.head,
+        branch=choice.branch,
+        prefix_tokens=choice.prefix_tokens,
+        fetch_tokens=choice.fetch_tokens,
+        awaited_decision_id=choice.awaited.decision_id if choice.awaited is not None else "",
+        ttft_s=choice.ttft_s,
+        queue_s=choice.queue_s,
+        ready_s=choice.ready_s,
+        compute_s=choice.compute_s,
+        handover_s=choice.handover_s,
+        wait_s=choice.wait_s,
+    )
+
+
+def made_decision_of(message: pb.DecidedRequest) -> MadeDecision:
+    """A decision of another conductor. Raises InvalidArgument or TooLarge."""
+    plan = message.plan
+    if message.branch not in set(Branch):
+        raise errors.InvalidArgument(f"{message.branch[:64]!r} is no branch")
+    return MadeDecision(
+        decision_id=named(plan.decision_id, "decision_id"),
+        request=scheduling_request_of(message.request),
+        admitted=plan.admitted,
+        reason=_REASONS_OF.get(plan.reason, Reason.CAPACITY),
+        message=plan.message[:TEXT_CHARS_MAX],
+        prefill=plan.prefill.instance_id,
+        decode=plan.decode.instance_id,
+        store_node=plan.store_node[:NAME_CHARS_MAX],
+        branch=Branch(message.branch),
+        prefix_tokens=_count(message.prefix_tokens),
+        fetch_tokens=_count(message.fetch_tokens),
+        pool_blocks=message.pool_blocks,
+        awaited=message.awaited_decision_id[:NAME_CHARS_MAX],
+        ttft_s=_within(message.ttft_s, _SECONDS_MAX),
+        queue_s=_within(message.queue_s, _SECONDS_MAX),
+        ready_s=_within(message.ready_s, _SECONDS_MAX),
+        compute_s=_within(message.compute_s, _SECONDS_MAX),
+        handover_s=_within(message.handover_s, _SECONDS_MAX),
+        wait_s=_within(message.wait_s, _SECONDS_MAX),
+        head=message.record_head,
+    )
+
+
+def decision_under_way(message: pb.OpenRequest) -> MadeDecision:
+    """A decision as a gateway knows it: what it does not know is guessed. Raises InvalidArgument or TooLarge."""
+    plan = message.plan
+    hits = max(plan.local_hit_tokens, plan.pool_hit_tokens)
+    expected_s = plan.expected_ttft_ms / 1e3
+    return made_decision_of(
+        pb.DecidedRequest(
+            request=message.request,
+            plan=plan,
+            branch=Branch.FETCH if plan.pool_hit_tokens > plan.local_hit_tokens else Branch.LOCAL,
+            prefix_tokens=hits,
+            fetch_tokens=max(0, plan.pool_hit_tokens - plan.local_hit_tokens),
+            ttft_s=expected_s,
+            compute_s=expected_s,
+        )
     )

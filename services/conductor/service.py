@@ -13,16 +13,20 @@ from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.gauges import add_gauges
 from mooncache.conductor.shell.give_up_calls import GiveUpCalls
+from mooncache.conductor.shell.peers import Peers
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.shell.prefetch_calls import PrefetchCalls
+from mooncache.conductor.shell.scaler_port import ScalerPort
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
+from mooncache.runtime import tls
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.rpc import RpcTable
 from mooncache.runtime.service import Service, run_service
 
 _CALL_COUNT_MAX = 8192
 _DRAIN_TIMEOUT_S = 5.0  # control calls are short
+_LAST_WORDS_S = 0.1  # in which standbys take what happened last
 
 
 class ConductorService(Service):
@@ -45,6 +49,8 @@ class ConductorService(Service):
         self._copies: Copies | None = None
         self._give_up_calls: GiveUpCalls | None = None
         self._prefetch_calls: PrefetchCalls | None = None
+        self.scaler: ScalerPort | None = None
+        self._peers: Peers | None = None
 
     async def build(self) -> RpcTable:
         """Make the state; nothing is known yet."""
@@ -59,15 +65,42 @@ class ConductorService(Service):
             rng=random.Random(),
         )
         self._give_up_calls, self._prefetch_calls = self.state.give_up_calls, self.state.prefetch_calls
+        if not self.state.leadership.alone:
+            self._peers = Peers(self.state.leadership.targets, self.token.text, self.config)
         add_gauges(self.metrics, self.state)
+        if self.config.conductor.scaler_enabled:
+            self.scaler = ScalerPort(self.state)
         return conductor_table(self.state)
+
+    async def listening(self) -> None:
+        """Open the port for KEDA, where it is wanted. Raises ConfigInvalid when it cannot be had."""
+        section = self.config.conductor
+        if self.scaler is not None:
+            await self.scaler.start(
+                section.host, section.scaler_port, tls.server_credentials(self.config.tls)
+            )
 
     def duties(self) -> Sequence[Duty]:
         """What the conductor does on its own."""
-        return conductor_duties(self.state)
+        return conductor_duties(self.state, self._peers)
+
+    def serving(self) -> str:
+        """Only a leader schedules."""
+        return "" if self.state.leadership.leads else "a standby: another conductor leads"
+
+    async def drain(self) -> None:
+        """Lead no longer, so that a standby takes over before this process ends."""
+        if self._peers is not None:
+            self.state.leadership.retire()
+            self.state.announce_leader()
+            await self.clock.sleep(_LAST_WORDS_S)
 
     async def shutdown(self) -> None:
-        """Let go of the pool."""
+        """Let go of the pool, of the other conductors, and of the port for KEDA."""
+        if self.scaler is not None:
+            await self.scaler.stop()
+        if self._peers is not None:
+            await self._peers.close()
         for calls in (self._give_up_calls, self._prefetch_calls):
             if calls is not None:
                 await calls.close()

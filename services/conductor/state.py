@@ -11,25 +11,33 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
+from mooncache.client.conductor_link import conductor_targets
 from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, ROLE_SWITCH_S, settings_of
+from mooncache.conductor.core.adoption import AdoptedDecisions
 from mooncache.conductor.core.decisions import Decision, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
+from mooncache.conductor.core.leadership import LeadershipBook, next_term
 from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.records import DecisionRecord
+from mooncache.conductor.core.scaling import NeedsKeeper
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.core.work import Active
 from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.give_up_calls import GiveUpCalls
 from mooncache.conductor.shell.instruments import ConductorMetrics
+from mooncache.conductor.shell.journal import Journal
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.shell.prefetch_calls import PrefetchCalls
 from mooncache.config import Config
 from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.kvcache.keys import passport_from_json, shard_count
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.tasks import wait_for_event
 
 
 @dataclass(slots=True)
@@ -74,6 +82,7 @@ class ConductorState:
         first_version = max(1, int(clock.wall_s() * 1e3))
         self.core = Scheduler(settings_of(config.conductor), rng, make_index, first_version=first_version)
         self.roles = RoleKeeper(config.conductor.tbt_slo_s, ROLE_SWITCH_S)
+        self.needs = NeedsKeeper(config.conductor.tbt_slo_s, config.conductor.scaler_hold_s)
         self.hot = HotPrefixes(config.conductor.replicate_bytes_per_s)
         self.instruments = ConductorMetrics(metrics)
         self.give_up_calls = GiveUpCalls(pool, self.instruments)
@@ -81,11 +90,20 @@ class ConductorState:
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self.gateways = Gateways()
+        targets = conductor_targets(config.cluster.conductor_target)
+        self.leadership = LeadershipBook(targets, config.conductor.takeover_s, clock.now_s())
+        self.journal = Journal()
+        self.adopted = AdoptedDecisions()
+        self.full_wanted: set[str] = set()  # instances whose whole cache a standby has to hear of
+        self._noted = asyncio.Event()
+        self._led = asyncio.Event()
         self._announced = self.core.registry.version
         self._changed = asyncio.Event()
         self._jobs: deque[DeferredWork] = deque()
         self._job_bytes = 0
         self._at_work = asyncio.Lock()
+        if self.leadership.alone:
+            self.begin_term()
 
     # --- instances
     # -----------------------------------------------------------------------------------------------
@@ -99,15 +117,13 @@ class ConductorState:
 
     async def changed(self, timeout_s: float) -> None:
         """Wait for the next version, `timeout_s` at most."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        await wait_for_event(self._changed, timeout_s)
 
     def give_up(self) -> None:
         """Tell the store nodes of the blocks that are known by now not to come. It waits for nothing."""
-        self.give_up_calls.start(self.core.take_give_ups(self.clock.now_s()))
+        found = self.core.take_give_ups(self.clock.now_s())
+        if self.leadership.leads:  # else the leader does
+            self.give_up_calls.start(found)
 
     def shards_of(self, model: str) -> int:
         """In how many parts the engines of a model keep a block."""
@@ -115,6 +131,39 @@ class ConductorState:
             if instance.info.passport_json:
                 return shard_count(passport_from_json(instance.info.passport_json))
         return 1
+
+    # --- leadership
+    # ------------------------------------------------------------------------------------------------
+
+    def begin_term(self) -> None:
+        """Lead from now on, in a term that is newer than all that were heard of."""
+        now_s = self.clock.now_s()
+        self.leadership.lead(next_term(self.leadership.newest, self.clock.wall_s()), now_s)
+        self.core.registry.renew(now_s)
+        self.announce_leader()
+
+    def announce_leader(self) -> None:
+        """Wake those who wait to hear who leads, or for the instances: who leads no longer answers them so."""
+        for waiting in (self._led, self._changed, self._noted):
+            waiting.set()
+        self._led, self._changed, self._noted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def leader_changed(self, timeout_s: float) -> None:
+        """Wait for a change of this conductor's leadership, `timeout_s` at most."""
+        await wait_for_event(self._led, timeout_s)
+
+    def note(self, entry: Callable[[], pb.JournalEntry], at_s: float | None = None) -> None:
+        """Let the standbys know what happened; without any, the entry is not even made."""
+        if self.leadership.alone:
+            return
+        now_s = self.clock.now_s()
+        self.journal.add(entry(), now_s if at_s is None else at_s, now_s)
+        self._noted.set()
+        self._noted = asyncio.Event()
+
+    async def noted(self, timeout_s: float) -> None:
+        """Wait for the next entry of the journal, `timeout_s` at most."""
+        await wait_for_event(self._noted, timeout_s)
 
     # --- what can wait
     # -------------------------------------------------------------------------------------------
@@ -154,24 +203,44 @@ class ConductorState:
                 jobs = list(self._jobs)
                 self._jobs.clear()
                 self._job_bytes = 0
-                for decision_id, packed in await asyncio.to_thread(self._do_all, jobs):
+                found, explained = await asyncio.to_thread(self._do_all, jobs)
+                for decision_id, packed in found:
                     self.core.snapshots.keep(decision_id, packed)
+                for record in explained:
+                    self.note(partial(explained_entry, record))
 
-    def _do_all(self, jobs: list[DeferredWork]) -> list[tuple[str, bytes]]:
-        """Snapshots to keep; the caller stores them on the event loop, since decisions change the store meanwhile."""
-        found = []
+    def _do_all(self, jobs: list[DeferredWork]) -> tuple[list[tuple[str, bytes]], list[DecisionRecord]]:
+        """Snapshots to keep, and the records whose misses are explained now.
+
+        The caller stores them on the event loop, since decisions change the store meanwhile.
+        """
+        found, explained = [], []
         for job in jobs:
             if job.record is not None and job.request is not None and job.pool is not None:
                 packed = self.core.pack_candidates(job.record)
                 if packed:
                     found.append((job.record.decision_id, packed))
                 self.core.outcomes.explain(job.record, job.request, job.pool, job.group, job.block_tokens)
+                explained.append(job.record)
             else:
                 self.core.seen.learn(job.keys, job.content_keys, job.group)
-        return found
+        return found, explained
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         self.core.check()
         self.hot.check()
+        self.journal.check()
         assert self._job_bytes == sum(job.size_bytes for job in self._jobs), "bytes of waiting jobs are wrong"
+
+
+def explained_entry(record: DecisionRecord) -> pb.JournalEntry:
+    """What was found out about a decision, as standbys hear of it."""
+    misses = [
+        pb.ExplainedMiss(from_token=miss.begin, to_token=miss.end, reason=miss.reason)
+        for miss in record.misses
+    ]
+    explained = pb.ExplainedDecision(
+        decision_id=record.decision_id, candidates=record.candidates, misses=misses
+    )
+    return pb.JournalEntry(explained=explained)

@@ -24,9 +24,14 @@ from tests.conductor.support import BLOCK, Conductor, chain, config_at, instance
 PREFILL, DECODE = pb.INSTANCE_ROLE_PREFILL, pb.INSTANCE_ROLE_DECODE
 
 
+@pytest.fixture(autouse=True)
+def patient_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a question to the pool takes longer than a request would wait for it."""
+    monkeypatch.setattr("mooncache.conductor.shell.pool.MATCH_TIMEOUT_S", 2)
+
+
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedCluster]:
-    monkeypatch.setattr("mooncache.conductor.shell.pool.MATCH_TIMEOUT_S", 2)  # a busy machine
+def pool(tmp_path: Path) -> Iterator[EmbeddedCluster]:
     settings = ClusterSettings(state_dir=tmp_path, nodes=2, capacity_bytes=64 << 20, port=0)
     with EmbeddedCluster(settings) as cluster:
         yield cluster

@@ -426,10 +426,11 @@ def test_records_are_bounded_in_number_and_size() -> None:
     assert newest is not None
     assert newest.decision_id == "d9"
     assert book.earlier("r1") == ["d7", "d9"]
+    leg = {"leg": "decode", "instance": "i", "sent_ms": 0.0, "ended_ms": 0.0, "code": "x" * 10_000}
     for number in range(100):
-        newest.note({"number": number, "legs": [{"code": "x" * 10_000}]})
+        newest.note({"phase": "running", "elapsed_ms": float(number), "legs": [leg]})
     assert len(newest.events) <= EVENTS_MAX
     assert len(newest.to_json(Rules())) < 2 * EVENT_BYTES_MAX
     events = json.loads(newest.to_json(Rules()))["events"]
-    assert events[0]["legs"] == [{"code": "x" * 10_000}]
+    assert events[0]["legs"] == [leg]
     assert (events[-1]["legs"], events[-1]["dropped"]) == ([], "the record is full")

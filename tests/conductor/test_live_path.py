@@ -84,7 +84,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
     monkeypatch.setattr(replicate_prefixes, "speeds", lambda _state: slow)
     hot, asked = HotPrefixes(1e9), []
 
-    async def order(keys: bytes, copies: int, near: list[str], tenant: str) -> str:
+    async def order(keys: bytes, copies: int, near: list[str], tenant: str, *, term: int) -> str:
         asked.append(keys)
         raise errors.MasterUnavailable("gone")
 
@@ -94,6 +94,7 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
     clock = SimpleNamespace(now_s=lambda: 0.0)
     state: Any = SimpleNamespace(
         copies=SimpleNamespace(order=order),
+        leadership=SimpleNamespace(leads=True, term=1),
         section=SimpleNamespace(replicate_bytes_per_s=1e9),
         pool=SimpleNamespace(connected=True, node_count=8, nodes_on=lambda _hosts: []),
         hot=hot,

@@ -151,3 +151,20 @@ def test_a_number_with_a_new_meaning_is_refused(descriptors: Files) -> None:
     made = generator()
     with pytest.raises(SystemExit, match="new meaning"):
         made.merged_lock(descriptors, "ClusterMap 1 something_else uint64\n")
+    with pytest.raises(SystemExit, match="new meaning"):
+        made.merged_lock(descriptors, "ConductorService.Schedule 0 OtherRequest ScheduleResponse\n")
+
+
+def test_the_lock_remembers_every_call(descriptors: Files) -> None:
+    """One that left stays there, where test_numbers_that_left_are_reserved finds it."""
+    made = generator()
+    lock = made.merged_lock(descriptors, "ConductorService.Gone 0 GoneRequest GoneResponse\n").splitlines()
+    calls = {
+        f"{service.name}.{m.name}"
+        for file in own(descriptors)
+        for service in file.service
+        for m in service.method
+    }
+    assert {line.split()[0] for line in lock if " 0 " in line and "Request " in line} == calls | {
+        "ConductorService.Gone"
+    }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mooncache.conductor.state import ConductorState
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
@@ -10,7 +14,7 @@ log = get_logger(__name__)
 
 async def run_once(state: ConductorState) -> None:
     """Plan once. Workers get their new role in the answer to their next report; they finish their requests."""
-    if not state.section.rebalance_roles:
+    if not state.section.rebalance_roles or not state.leadership.leads:
         return
     core, now_s = state.core, state.clock.now_s()
     pinned = {instance.info.instance_id for instance in core.registry if instance.role_pinned}
@@ -24,6 +28,8 @@ async def run_once(state: ConductorState) -> None:
             instance = core.registry.get(instance_id)
             was = instance.role if instance is not None else ""
             core.registry.set(instance_id, role, None, now_s)
+            wish = pb.SetInstanceRequest(instance_id=instance_id, role=INSTANCE_ROLE_NUMBERS[role])
+            state.note(partial(pb.JournalEntry, wish=pb.InstanceWish(request=wish)))
             state.instruments.switched(role)
             prefill, decode = state.roles.needs(name)
             log.info(

@@ -8,6 +8,7 @@ from mooncache.conductor.core.learning import TransferLearner
 from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.state import ConductorState
 from mooncache.errors import MooncacheError
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 
 log = get_logger(__name__)
@@ -15,7 +16,12 @@ log = get_logger(__name__)
 
 async def run_once(state: ConductorState) -> None:
     """Plan once and give the orders to the master. An order that fails is planned again."""
-    if state.copies is None or not state.section.replicate_bytes_per_s or not state.pool.connected:
+    if (
+        state.copies is None
+        or not state.leadership.leads
+        or not state.section.replicate_bytes_per_s
+        or not state.pool.connected
+    ):
         return
     found, now_s = speeds(state), state.clock.now_s()
     await _copy(state, state.copies, state.hot.plan(found, state.pool.node_count, now_s))
@@ -26,10 +32,13 @@ async def _copy(state: ConductorState, copies: Copies, orders: list[Order]) -> N
     for at, order in enumerate(orders):
         try:
             near = state.pool.nodes_on(order.hosts)
-            task_id = await copies.order(order.keys, order.copies, near, order.pool_tenant)
+            task_id = await copies.order(
+                order.keys, order.copies, near, order.pool_tenant, term=state.leadership.term
+            )
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
+        _note(state, order)
         state.instruments.copied(order.size_bytes)
         log.info(
             Event.PREFIX_REPLICATED,
@@ -46,10 +55,13 @@ async def _trim(state: ConductorState, copies: Copies, orders: list[Order]) -> N
     for at, order in enumerate(orders):
         try:
             near = state.pool.nodes_on(order.hosts)
-            dropped = await copies.trim(order.keys, order.copies, near, order.pool_tenant)
+            dropped = await copies.trim(
+                order.keys, order.copies, near, order.pool_tenant, term=state.leadership.term
+            )
         except MooncacheError as error:
             _refused(state, orders[at:], error)
             return
+        _note(state, order)
         state.instruments.trimmed(dropped)
         log.info(
             Event.PREFIX_TRIMMED,
@@ -58,6 +70,18 @@ async def _trim(state: ConductorState, copies: Copies, orders: list[Order]) -> N
             blocks=len(order.keys) // KEY_BYTES,
             dropped=dropped,
         )
+
+
+def _note(state: ConductorState, order: Order) -> None:
+    """Let the standbys know that the order was given."""
+    copied = pb.CopiedPrefix(
+        keys=state.hot.keys_of(order.name),
+        blocks=len(order.keys) // KEY_BYTES // max(1, state.shards_of(order.model)),
+        model=order.model,
+        copies=order.copies,
+        pool_tenant=order.pool_tenant,
+    )
+    state.note(lambda: pb.JournalEntry(copied=copied))
 
 
 def _refused(state: ConductorState, orders: list[Order], error: MooncacheError) -> None:

@@ -63,6 +63,7 @@ class SchedulingRequest:
     no_prefill: bool = False
     session: str = ""
     priority: int = 0
+    offline: bool = False  # takes what is idle, and has no promise
     pool_tenant: str = ""  # whose blocks the keys name at the pool's nodes; "" = the engines' own
 
     @property
@@ -198,6 +199,8 @@ def sentence(choice: Choice, request: Request, fleet: Fleet | None) -> str:
     """The decision in one sentence for people."""
     if choice.reason is Reason.NO_INSTANCE:
         return "No instance of this model takes requests now."
+    if choice.reason is Reason.OFFLINE:
+        return f"Nothing is idle for an offline request; it is tried again in {choice.retry_after_s:.2f} s."
     if fleet is None or choice.decode == NO_ROW:
         return "The request was refused."
     wait = f"try again in {choice.retry_after_s:.1f} s"
@@ -249,6 +252,7 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
         "max_output_tokens": request.max_output_tokens,
         "expected_output_tokens": round(policy_request.output_tokens, 1),
         "priority": request.priority,
+        "offline": request.offline,
         "tenant_share": round(policy_request.tenant_share, 3),
         "session": request.session,
         "promised": {
@@ -262,7 +266,7 @@ def new_record(planned: PlannedRequest, decision_id: str, earlier: list[str]) ->
             "unreachable_nodes": pool.unreachable_nodes,
         },
         "chosen": _placed(chosen_fields(policy_request, choice, fleet), planned.store_node),
-        "expected": expected_fields(choice, fleet),
+        "expected": priced_fields(policy_request, choice, fleet),
         "odd_costs": choice.invalid_costs,
     }
     return DecisionRecord(
@@ -328,3 +332,18 @@ def expected_fields(choice: Choice, fleet: Fleet | None) -> dict[str, float] | N
         "decode_wait_ms": milliseconds(choice.wait_s),
         "ttft_limit_ms": milliseconds(choice.ttft_limit_s),
     }
+
+
+def priced_fields(request: Request, choice: Choice, fleet: Fleet | None) -> dict[str, float] | None:
+    """`expected_fields` with what prices of a request are made of, as it was when it was scheduled.
+
+    `without_cache_ms`: what its instance would compute if no token of the prompt were cached anywhere.
+    `decode_sequences`: all sequences of the decode instance, its own among them.
+    """
+    fields = expected_fields(choice, fleet)
+    if fields is None or fleet is None:
+        return None
+    cost = fleet.prefill_cost(choice.prefiller_row)
+    fields["without_cache_ms"] = milliseconds(cost.seconds(request.prompt_tokens, 0))
+    fields["decode_sequences"] = round(float(fleet.sequences[choice.decode]) + request.sequences, 2)
+    return fields

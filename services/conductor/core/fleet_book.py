@@ -91,6 +91,7 @@ class FleetBook:
         self._running: list[DecisionId | None] = []  # of each row's prompts, the one that is believed to run
         self._work: dict[DecisionId, _Work] = {}
         self.arrived_s = 0.0  # of computing, all prompts that prefill instances were given
+        self.inline_s = 0.0  # and those that instances compute that generate
         self.generating_s = 0.0  # that all answers together add to steps
         self._columns: dict[str, np.ndarray] = {}
         self._cells: dict[str, Any] = {}  # memoryviews of the columns: for single values they are much faster
@@ -249,6 +250,8 @@ class FleetBook:
         cells = self._cells
         if choice.prefill != NO_ROW:
             self.arrived_s += choice.compute_s * len(prefillers)
+        else:
+            self.inline_s += choice.compute_s
         for row in prefillers:
             pending = self._pending[row]
             pending[assignment.decision_id] = choice.compute_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mooncache.client.results import BlockTier
+from mooncache.client.results import BELOW_MEMORY
 from mooncache.conductor.core.learning import ONE_SOURCE_SHARE, TransferLearner
 from mooncache.kvcache.leg_hint import LoadedFrom
 
@@ -67,7 +67,7 @@ def holder_of(places: Sequence[LoadedFrom]) -> BlockHolder | None:
     """The holder of nearly all blocks of a load; None: there is none."""
     blocks: dict[BlockHolder, int] = {}
     for place in places:
-        holder = BlockHolder(place.store_node, place.tier == BlockTier.SSD)
+        holder = BlockHolder(place.store_node, place.tier in BELOW_MEMORY)
         blocks[holder] = blocks.get(holder, 0) + place.blocks
     if not blocks:
         return None

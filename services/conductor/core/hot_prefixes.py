@@ -261,6 +261,26 @@ class HotPrefixes:
                 break
         return orders
 
+    def keys_of(self, name: int) -> bytes:
+        """The keys of an order's segment; b"" when it is forgotten."""
+        segment = self._segments.get(name)
+        return segment.keys if segment is not None else b""
+
+    def ordered_elsewhere(
+        self, model: str, keys: bytes, blocks: int, copies: int, pool_tenant: str, now_s: float
+    ) -> None:
+        """Another conductor had the first blocks of the segment with these keys brought to a number of copies."""
+        if not keys:
+            return
+        name = _name_of(keys)
+        segment = self._segments.get(name)
+        if segment is None:
+            segment = self._segments[name] = _Segment(keys, model, pool_tenant)
+            self._key_bytes += len(keys)
+        segment.asked_s, segment.ordered_blocks = now_s, max(segment.ordered_blocks, blocks)
+        self._set_copies(name, segment, copies)
+        self._bound(now_s)
+
     def failed(self, order: Order) -> None:
         """An order could not be given: it may be planned again."""
         segment = self._segments.get(order.name)

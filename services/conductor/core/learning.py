@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mooncache.client.results import BlockTier
+from mooncache.client.results import BELOW_MEMORY
 from mooncache.conductor.core.policy.types import DecodeCost, PrefillCost, TransferCost
 from mooncache.kvcache.leg_hint import LoadedFrom
 
@@ -103,7 +103,7 @@ def load_source(places: Sequence[LoadedFrom], local_nodes: Collection[str]) -> L
     """
     blocks = dict.fromkeys(LoadSource, 0)
     for place in places:
-        if place.tier == BlockTier.SSD:
+        if place.tier in BELOW_MEMORY:
             blocks[LoadSource.SSD] += place.blocks
         else:
             blocks[LoadSource.HOST if place.store_node in local_nodes else LoadSource.REMOTE] += place.blocks

@@ -17,6 +17,8 @@ from mooncache.conductor.core.policy.crowding import BUCKETS, FADES_IN_S, bucket
 from mooncache.conductor.core.policy.types import Floats
 
 CHANCE = 0.5  # standard deviations that are taken for chance
+_FADING_PER_S: Floats = np.array([[[each / fades_in_s] for fades_in_s in FADES_IN_S] for each in (1.0, 2.0)])
+"""Of sums and of sums of squares, for each memory; a sum's square fades twice as fast."""
 
 
 class OfferedLoadWindow:
@@ -42,9 +44,10 @@ class OfferedLoadWindow:
 class OfferedLoad:
     """The computing that was asked for lately. Times are seconds of one monotonic clock."""
 
-    __slots__ = ("_as_of_s", "_asked")
+    __slots__ = ("_as_of_s", "_asked", "total_s")
 
     def __init__(self) -> None:
+        self.total_s = 0.0  # of all requests, without fading
         # The sums of each memory, below them the sums of squares: both fade and are added up in one go.
         self._asked: Floats = np.zeros((2, len(FADES_IN_S), BUCKETS))
         self._as_of_s = 0.0
@@ -54,8 +57,10 @@ class OfferedLoad:
         if not 0 < cost_s < math.inf:
             return
         self._fade(now_s)
-        of_its_cost = self._asked[:, :, bucket(cost_s)]
-        of_its_cost += ((cost_s,), (cost_s * cost_s,))
+        self.total_s += cost_s
+        place = bucket(cost_s)
+        self._asked[0, :, place] += cost_s
+        self._asked[1, :, place] += cost_s * cost_s
 
     def lately(self, now_s: float) -> OfferedLoadWindow:
         """What was asked for until now."""
@@ -68,7 +73,7 @@ class OfferedLoad:
             self._as_of_s = now_s
 
 
-def _left(passed_s: float) -> list[list[list[float]]]:
+def _left(passed_s: float) -> Floats:
     """The shares of sums and of sums of squares that are left, for each memory."""
-    left = [math.exp(-passed_s / fades_in_s) for fades_in_s in FADES_IN_S]
-    return [[[each] for each in left], [[each * each] for each in left]]
+    left: Floats = np.exp(_FADING_PER_S * -passed_s)
+    return left

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mooncache.client.results import BlockCopy, BlockTier
+from mooncache.client.results import BELOW_MEMORY, BlockCopy
 from mooncache.conductor.core.holder_rates import BlockHolder
 from mooncache.conductor.core.policy.types import NO_ROW, Floats, Ints, PrefixSource
 
@@ -35,7 +35,7 @@ def runs_of(
         if len(found) == RUNS_MAX:
             found[-1] = found[-1]._replace(blocks=found[-1].blocks + len(alike))
             continue
-        warm = [copy.node_id for copy in alike[0] if copy.tier != BlockTier.SSD]
+        warm = [copy.node_id for copy in alike[0] if copy.tier not in BELOW_MEMORY]
         hosts = frozenset(host_of_node[node] for node in warm if node in host_of_node)
         found.append(PlacedRun(len(alike), bool(alike[0]) and not warm, hosts))
     return tuple(found)
@@ -45,7 +45,7 @@ def holders_of(copies: Sequence[tuple[BlockCopy, ...]], blocks: int) -> tuple[tu
     """For each of the runs of `runs_of` who holds its blocks: in memory, or on disks where they lie there alone."""
     firsts = [next(group) for _, group in islice(groupby(copies[:blocks], id), RUNS_MAX)]
     return tuple(
-        tuple(BlockHolder(copy.node_id, False) for copy in first if copy.tier != BlockTier.SSD)
+        tuple(BlockHolder(copy.node_id, False) for copy in first if copy.tier not in BELOW_MEMORY)
         or tuple(BlockHolder(copy.node_id, True) for copy in first)
         for first in firsts
     )
@@ -82,10 +82,14 @@ def at_holders(
     Several holders are read at once, so the slowest sets the time. Of blocks with several copies readers take turns.
     What a row reads from memory of its own host is not read from a holder elsewhere.
     """
+    rates = [[tokens_per_s(owner) for owner in owners] for owners in holders]
+    if all(rate is None for known in rates for rate in known):
+        return source
     held, on_ssd = np.zeros_like(local), source.on_ssd
     seconds: dict[tuple[BlockHolder, ...], Floats] = {}
-    for (begin, until, run), owners in zip(_spans(runs, block_tokens, source.tokens), holders, strict=False):
-        known = [rate for rate in map(tokens_per_s, owners) if rate is not None]
+    spans = _spans(runs, block_tokens, source.tokens)
+    for (begin, until, run), owners, of_each in zip(spans, holders, rates, strict=False):
+        known = [rate for rate in of_each if rate is not None]
         if not known or len(known) < len(owners):
             continue
         part = np.maximum(until - np.maximum(local, begin), 0)
@@ -118,12 +122,13 @@ def host_tokens(
     rows_of_host: Mapping[str, Iterable[int]],
 ) -> Ints | None:
     """For each row how many of these tokens the memory of its own host has; None: no row has any."""
-    found = np.zeros_like(local)
+    found: Ints | None = None
     for begin, until, run in _spans(runs, block_tokens, end):
         rows = [row for host in run.hosts for row in rows_of_host.get(host, ())]
         if rows:
+            found = np.zeros_like(local) if found is None else found
             found[rows] += np.maximum(until - np.maximum(local[rows], begin), 0)
-    return found if found.any() else None
+    return found if found is not None and found.any() else None
 
 
 def _spans(runs: Sequence[PlacedRun], block_tokens: int, end: int) -> Iterable[tuple[int, int, PlacedRun]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
@@ -17,6 +18,7 @@ from mooncache.conductor.core.candidates import Candidates, PolicyView
 from mooncache.conductor.core.policy.types import Rules
 from mooncache.conductor.core.record_fields import EventFields, ObservedFields
 from mooncache.conductor.core.seen import MissRange
+from mooncache.conductor.core.spans import spans
 from mooncache.kvcache.leg_hint import CacheReport, LegRole
 
 EARLIER_MAX = 16
@@ -87,19 +89,30 @@ class DecisionRecord:
     def to_json(self, rules: Rules, more: dict[str, object] | None = None) -> str:
         """The record as a JSON object; the candidates are priced again by the rules. more: other fields."""
         document = {
-            **unpack(self.head),
-            "message": self.message,
-            "state": self.state,
+            **self._fields(),
             **Candidates.fields_of(self.candidates, rules),
             **(more or {}),
             "misses": [
                 {"from_token": miss.begin, "to_token": miss.end, "reason": miss.reason}
                 for miss in self.misses
             ],
-            "observed": self.observed,
-            "events": self.reported(),
         }
         return json.dumps(document)
+
+    def to_brief_json(self) -> str:
+        """The record as a JSON object without candidates and misses, which take longest to make."""
+        return json.dumps(self._fields())
+
+    def _fields(self) -> dict[str, object]:
+        events = self.reported()
+        return {
+            **unpack(self.head),
+            "message": self.message,
+            "state": self.state,
+            "observed": self.observed,
+            "events": events,
+            "spans": [span.to_json() for span in spans(events, self.observed)],
+        }
 
 
 class Records:
@@ -135,6 +148,17 @@ class Records:
     def newest(self) -> DecisionRecord | None:
         """The record of the last decision."""
         return next(reversed(self._records.values()), None)
+
+    def older(self, before: str = "") -> Iterator[DecisionRecord]:
+        """The records made before that decision, the newest first; none when it is not kept. "": all of them."""
+        found = reversed(self._records.values())
+        if before and before not in self._records:
+            return
+        if before:
+            for record in found:
+                if record.decision_id == before:
+                    break
+        yield from found
 
     def earlier(self, request_id: str) -> list[str]:
         """The last decision ids of a request, oldest first."""

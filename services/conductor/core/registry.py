@@ -286,6 +286,12 @@ class Registry:
         self._update_state(instance, now_s)
         return instance
 
+    def renew(self, now_s: float) -> None:
+        """All instances count as heard just now: who listened to them is gone, and they have to find another."""
+        for instance in self._instances.values():
+            self._heard(instance, now_s)
+            self._update_state(instance, now_s)
+
     def expire(self, now_s: float) -> list[Instance]:
         """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
         for instance in self._instances.values():
@@ -341,7 +347,11 @@ class Registry:
         return interval_s / 2 + (moment_s - now_s - interval_s / 2) % interval_s
 
     def _heard(self, instance: Instance, now_s: float) -> None:
-        """Note that the instance lives; one that reports more seldom may be silent for longer."""
+        """Note that the instance lives; one that reports more seldom may be silent for longer.
+
+        What a standby hears late of a report makes no later one void.
+        """
+        now_s = max(now_s, instance.reported_s)
         instance.reported_s, instance.next_report_s = now_s, self._pause_s(instance, now_s)
         spaced_s = max(instance.next_report_s, self.interval_s)
         if spaced_s <= self._report_interval_s:

@@ -34,16 +34,9 @@ from mooncache.conductor.core.handover_node import NO_NODE, handover_node, nodes
 from mooncache.conductor.core.in_flight import InFlight, Running
 from mooncache.conductor.core.models import ModelBooks, ServedModel
 from mooncache.conductor.core.outcome import Learned, Outcomes
-from mooncache.conductor.core.policy import crowding, find
+from mooncache.conductor.core.policy import crowding, find, offline
 from mooncache.conductor.core.policy.fleet import Fleet
-from mooncache.conductor.core.policy.types import (
-    NO_ROW,
-    Awaited,
-    Branch,
-    Choice,
-    Reason,
-    Request,
-)
+from mooncache.conductor.core.policy.types import NO_ROW, Awaited, Branch, Choice, Reason, Request
 from mooncache.conductor.core.progress import ProgressReport
 from mooncache.conductor.core.records import DecisionRecord, DecisionState, Records
 from mooncache.conductor.core.registry import (
@@ -235,20 +228,21 @@ class Scheduler:
                 f"The prompt has {request.prompt_tokens} tokens; {request.model!r} takes less than {longest}."
             )
             return self._refuse(arrival, Reason.TOO_LONG, text)
-        policy_request = self._policy_request(arrival, model, group, block_tokens, kept[0])
+        policy_request = self.policy_request(arrival, model, group, block_tokens, kept[0])
         fleet = model.book.view(now_s)
         if not all_take:
             fleet = replace(fleet, ready=fleet.ready & takes)
-        choice = self.policy.choose(policy_request, fleet, self.settings.rules, self._rng)
-        model.offered_load.add(crowding.cost_s(choice), now_s)
+        choice = offline.choose(self.policy, policy_request, fleet, self.settings.rules, self._rng)
+        if not request.offline:  # no online request gives way to it
+            model.offered_load.add(crowding.cost_s(choice), now_s)
         policy_request, choice, avoided = self._avoid_pair(model, policy_request, fleet, choice, now_s)
         planned = PlannedRequest(arrival, policy_request, choice, fleet, block_tokens)
         planned.store_node = self._store_node(planned, kept[1])
         decision = self._record(planned)
         if choice.admitted:
             decision.avoided = avoided
-            self._set_waits(model, decision)
-            self._count(arrival, model, decision, fleet)
+            self.set_waits(model, decision)
+            self.take_on(arrival, model, decision, fleet)
             if earlier is not None and decision.prefill and (decision.decode, decision.store_node) == kept:
                 self.work.take_over(earlier.decision_id, decision.decision_id)  # the gateway lets it go on
         return decision
@@ -265,7 +259,7 @@ class Scheduler:
         if not model.handover_stats.avoids(fleet.names[choice.prefill], fleet.names[choice.decode], now_s):
             return policy_request, choice, False
         alone = replace(policy_request, no_prefill=True)
-        found = self.policy.choose(alone, fleet, self.settings.rules, self._rng)
+        found = offline.choose(self.policy, alone, fleet, self.settings.rules, self._rng)
         return (alone, found, True) if found.admitted else (policy_request, choice, False)
 
     def _store_node(self, planned: PlannedRequest, kept: str) -> str:
@@ -287,7 +281,7 @@ class Scheduler:
         keys = planned.arrival.request.keys
         return handover_node(nodes, instance.info.host_id, keys, kept=kept, others=others)
 
-    def _set_waits(self, model: ServedModel, decision: Decision) -> None:
+    def set_waits(self, model: ServedModel, decision: Decision) -> None:
         """How long legs wait for blocks."""
         instance = self.registry.get(decision.prefiller)
         if instance is None:
@@ -300,7 +294,7 @@ class Scheduler:
         if choice.branch == Branch.WAIT:
             decision.ready_wait_s = model.wait_s(instance.info, choice.ready_s)
 
-    def _policy_request(
+    def policy_request(
         self, arrival: Arrival, model: ServedModel, group: int, block_tokens: int, kept: str
     ) -> Request:
         """The request as policies see it. kept: the instance that has the decode leg already, "" without one."""
@@ -337,6 +331,7 @@ class Scheduler:
             exclude=frozenset(row for name in request.exclude if (row := model.book.row(name)) != NO_ROW),
             keep_decode=model.book.row(kept),
             priority=request.priority,
+            offline=request.offline,
             tenant_share=self.shares.share(request.tenant, now_s),
             lateness=model.lateness.value,
             demand=model.offered_load.lately(now_s),
@@ -373,6 +368,8 @@ class Scheduler:
         decision_id = f"d-{self._rng.getrandbits(64):016x}"
         earlier = self.records.earlier(request.request_id) if request.attempt > 1 else []
         record = new_record(planned, decision_id, earlier)
+        if request.offline and not choice.admitted:
+            return new_decision(planned, record)  # it is asked again soon, and would push others out
         if planned.fleet is not None:
             record.policy_view = PolicyView(
                 copied(planned.fleet, choice.total_s), planned.policy_request, choice
@@ -412,13 +409,15 @@ class Scheduler:
         decision.record.message = message
         return decision
 
-    def _count(self, arrival: Arrival, model: ServedModel, decision: Decision, fleet: Fleet) -> None:
+    def take_on(self, arrival: Arrival, model: ServedModel, decision: Decision, fleet: Fleet) -> None:
+        """Count an admitted request as work of its instances."""
         request, now_s = arrival.request, arrival.now_s
         choice, policy_request = decision.choice, decision.policy_request
         block_tokens = max(1, decision.record.block_tokens)
         survival = model.lengths.survival(request.lengths_class, request.max_output_tokens)
         model.book.assign(Assignment(decision.decision_id, choice, policy_request, survival), now_s)
-        self.shares.use(request.tenant, float(decision.computed_tokens), now_s)
+        if not request.offline:
+            self.shares.use(request.tenant, float(decision.computed_tokens), now_s)
         self.work.assign(
             Active(
                 decision_id=decision.decision_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from mooncache import errors
-from mooncache.conductor.core.spans import spans
 from mooncache.conductor.core.what_if import other_choice
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -27,9 +26,7 @@ async def handle(
         )
     core = state.core
     core.keep_candidates(record)
-    more: dict[str, object] = {
-        "spans": [span.to_json() for span in spans(record.reported(), record.observed)]
-    }
+    more: dict[str, object] = {}
     if request.policy:
         rng = random.Random(record.decision_id)
         try:

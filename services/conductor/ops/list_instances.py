@@ -20,10 +20,12 @@ _ANSWER_S = 0.1
 async def handle(
     state: ConductorState, request: pb.ListInstancesRequest, context: CallContext
 ) -> pb.ListInstancesResponse:
-    """Wait for a version other than the caller's, then list. Raises LimitExceeded, InvalidArgument."""
+    """Wait for a version other than the caller's, then list. Raises NotLeader, LimitExceeded, InvalidArgument."""
+    state.leadership.require(request.known_term, context.now_s)
     registry = state.core.registry
     if request.HasField("gateway"):
         state.gateways.heard(gateway_of(request.gateway), context.now_s)
+        state.note(lambda: pb.JournalEntry(gateway=request.gateway))
     known = request.known_version == registry.version and request.known_run in (0, state.run)
     if request.known_version and known and request.wait_ms:
         if state.watchers >= WATCHERS_MAX:
@@ -37,6 +39,7 @@ async def handle(
                 if left_s <= 0:
                     break
                 await state.changed(left_s)
+                state.leadership.require(request.known_term, state.clock.now_s())
             else:
                 # Changes come in bursts: a fleet that starts again is not listed after each step of each engine.
                 await state.clock.sleep(max(0.0, min(BURST_S, until_s - state.clock.now_s())))
@@ -48,7 +51,7 @@ async def handle(
 def listing(state: ConductorState, request: pb.ListInstancesRequest) -> pb.ListInstancesResponse:
     """The instances ordered by name: all, or those that have changed since the version that the caller knows."""
     registry = state.core.registry
-    response = pb.ListInstancesResponse(version=registry.version, run=state.run)
+    response = pb.ListInstancesResponse(version=registry.version, run=state.run, term=state.leadership.term)
     changes = registry.changes(request.known_version) if request.known_run == state.run else None
     listed: Iterable[Instance] = registry
     if changes is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mooncache import errors
-from mooncache.conductor.core.registry import InstanceState, RequestedState
+from mooncache.conductor.core.registry import Instance, InstanceState, RequestedState
 from mooncache.conductor.messages import STATES, info_of
 from mooncache.conductor.state import ConductorState
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
@@ -19,18 +19,12 @@ async def handle(
 ) -> pb.RegisterInstanceResponse:
     """Take the instance in; again and again is harmless.
 
-    Raises InvalidArgument, LimitExceeded, or StaleIncarnation: another worker serves that name.
+    Raises NotLeader, InvalidArgument, LimitExceeded, or StaleIncarnation: another worker serves that name.
     """
-    info = info_of(request.instance)
-    said = STATES.get(request.instance.state, InstanceState.STARTING)
-    if said not in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
-        raise errors.InvalidArgument("a worker registers an instance that is starting, ready or draining")
-    requested = RequestedState(
-        request.worker_run, request.drain if request.HasField("drain") else None, request.role_pinned
-    )
-    instance = state.core.register(info, said, context.now_s, requested)
-    state.announce()
-    state.give_up()
+    state.leadership.require(request.known_term, context.now_s)
+    instance = take_in(state, request, context.now_s)
+    state.note(lambda: pb.JournalEntry(registered=request))
+    info = instance.info
     log.info(
         Event.INSTANCE_REGISTERED,
         instance_id=info.instance_id,
@@ -53,4 +47,20 @@ async def handle(
         lease_ms=max(1, int(state.section.lease_s * 1e3)),
         role=INSTANCE_ROLE_NUMBERS[instance.role],
         role_pinned=instance.role_pinned,
+        term=state.leadership.term,
     )
+
+
+def take_in(state: ConductorState, request: pb.RegisterInstanceRequest, now_s: float) -> Instance:
+    """Take the instance in, as a leader or as a standby. Raises as `handle`."""
+    info = info_of(request.instance)
+    said = STATES.get(request.instance.state, InstanceState.STARTING)
+    if said not in (InstanceState.STARTING, InstanceState.READY, InstanceState.DRAINING):
+        raise errors.InvalidArgument("a worker registers an instance that is starting, ready or draining")
+    requested = RequestedState(
+        request.worker_run, request.drain if request.HasField("drain") else None, request.role_pinned
+    )
+    instance = state.core.register(info, said, now_s, requested)
+    state.announce()
+    state.give_up()
+    return instance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mooncache import errors
 from mooncache.conductor.config import ENDED_LEGS_MAX, KEYS_MAX, TEXT_CHARS_MAX
 from mooncache.conductor.core.cache_index import CacheUpdate
-from mooncache.conductor.core.registry import InstanceState
+from mooncache.conductor.core.registry import Instance, InstanceState
 from mooncache.conductor.messages import STATES, cache_of, load_of
 from mooncache.conductor.state import ConductorState
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS
@@ -19,12 +19,29 @@ log = get_logger(__name__)
 async def handle(
     state: ConductorState, request: pb.ReportInstanceRequest, context: CallContext
 ) -> pb.ReportInstanceResponse:
-    """Take the report in. Raises InstanceUnknown: register again."""
+    """Take the report in. Raises NotLeader, InstanceUnknown: register again."""
+    state.leadership.require(request.known_term, context.now_s)
+    instance = take_in(state, request, context.now_s)
+    state.note(lambda: pb.JournalEntry(reported=request))
+    if request.changes.full:
+        state.full_wanted.discard(request.instance_id)
+    return pb.ReportInstanceResponse(
+        role=INSTANCE_ROLE_NUMBERS[instance.role],
+        drain=instance.drain_wanted,
+        want_full=instance.want_full or request.instance_id in state.full_wanted,
+        role_pinned=instance.role_pinned,
+        report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
+        term=state.leadership.term,
+    )
+
+
+def take_in(state: ConductorState, request: pb.ReportInstanceRequest, now_s: float) -> Instance:
+    """Take the report in, as a leader or as a standby. Raises InstanceUnknown, LimitExceeded, TooLarge."""
     core = state.core
     instance = core.registry.require(request.instance_id, request.incarnation)
     said = STATES.get(request.state, InstanceState.SUSPECT)
     reason = request.reason[:TEXT_CHARS_MAX]
-    core.report(instance, said, load_of(request.load), reason, context.now_s)
+    core.report(instance, said, load_of(request.load), reason, now_s)
     if request.HasField("changes"):
         changes = request.changes
         try:
@@ -38,19 +55,14 @@ async def handle(
             )
         except ValueError as full:
             raise errors.LimitExceeded(f"the index of caches is full: {full}") from full
-        state.instruments.cache_reports.labels(update).inc()
+        if state.leadership.leads:
+            state.instruments.cache_reports.labels(update).inc()
         if update is CacheUpdate.GAP:
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
-    _take_legs(state, request, context.now_s)
+    _take_legs(state, request, now_s)
     state.announce()
     state.give_up()
-    return pb.ReportInstanceResponse(
-        role=INSTANCE_ROLE_NUMBERS[instance.role],
-        drain=instance.drain_wanted,
-        want_full=instance.want_full,
-        role_pinned=instance.role_pinned,
-        report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
-    )
+    return instance
 
 
 def _take_legs(state: ConductorState, request: pb.ReportInstanceRequest, now_s: float) -> None:
@@ -59,5 +71,5 @@ def _take_legs(state: ConductorState, request: pb.ReportInstanceRequest, now_s: 
         learned = state.core.outcomes.leg_ended(
             leg.decision_id, request.instance_id, cache_of(leg.cache), now_s
         )
-        if learned is not None:
+        if learned is not None and state.leadership.leads:
             state.instruments.learned("leg_ended", learned)

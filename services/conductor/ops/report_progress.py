@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES, count_keys
 from mooncache.conductor.config import REPORTS_MAX
@@ -18,29 +20,43 @@ async def handle(
     """Take it in with all that follow; repeats are harmless.
 
     Raises:
+        NotLeader: another conductor leads; none is taken in.
         InvalidArgument, DecisionUnknown: of the first that is wrong; the others are taken in all the same.
         TooLarge: too many in one call; none is taken in.
     """
     if len(request.more) >= REPORTS_MAX:
         raise errors.TooLarge(f"{1 + len(request.more)} reports in one call; at most {REPORTS_MAX} are taken")
+    state.leadership.require(request.known_term, context.now_s)
     wrong: errors.MooncacheError | None = None
     for report in (request, *request.more):
         try:
-            _take_in(state, report, context.now_s)
+            take_in(state, report, context.now_s)
+            state.note(partial(_alone, report))
         except errors.MooncacheError as error:
             wrong = wrong or error
     state.give_up()
     if wrong is not None:
         raise wrong
-    return pb.ReportProgressResponse()
+    return pb.ReportProgressResponse(term=state.leadership.term)
 
 
-def _take_in(state: ConductorState, report: pb.ReportProgressRequest, now_s: float) -> None:
+def _alone(report: pb.ReportProgressRequest) -> pb.JournalEntry:
+    """The report without those that follow it."""
+    entry = pb.JournalEntry(progress=report)
+    entry.progress.ClearField("more")
+    return entry
+
+
+def take_in(state: ConductorState, report: pb.ReportProgressRequest, now_s: float) -> None:
+    """Take one report in, as a leader or as a standby. Raises InvalidArgument, DecisionUnknown, TooLarge."""
     progress = progress_of(report)
     if report.shard_keys:
         _learn_shards(state, report, now_s)
     learned = state.core.report_progress(report.decision_id, progress, now_s)
-    state.instruments.learned(progress.phase, learned)
+    if learned.ended:
+        state.adopted.ended(report.decision_id)
+    if state.leadership.leads:  # standbys take in the same, and count nothing twice
+        state.instruments.learned(progress.phase, learned)
     if learned.learn is not None:
         state.remember_later(learned.learn)
         learned.learn.keys = learned.learn.content_keys = b""  # up to megabytes that are not asked for again

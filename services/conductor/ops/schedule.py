@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.conductor.core.decisions import Decision
 from mooncache.conductor.core.policy.types import Branch
-from mooncache.conductor.messages import REASONS, scheduling_request_of
+from mooncache.conductor.messages import REASONS, decided_message, scheduling_request_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
@@ -16,11 +16,16 @@ log = get_logger(__name__)
 async def handle(
     state: ConductorState, request: pb.ScheduleRequest, context: CallContext
 ) -> pb.ScheduleResponse:
-    """Ask the pool, decide, answer; what the misses mean is found out afterwards. Raises InvalidArgument."""
+    """Ask the pool, decide, answer; what the misses mean is found out afterwards. Raises NotLeader, InvalidArgument."""
+    state.leadership.require(request.known_term, context.now_s)
     scheduling_request = scheduling_request_of(request)
     pool = await state.pool.match(scheduling_request.keys, scheduling_request.pool_tenant)
     now_s = state.clock.now_s()
+    state.leadership.require(request.known_term, now_s)
     decision = state.core.schedule(scheduling_request, pool, now_s, state.clock.wall_s())
+    if scheduling_request.offline and not decision.choice.admitted:
+        state.instruments.decided(decision, state.clock.now_s() - now_s)
+        return answer(state, decision)  # it is asked again soon: nothing of it is kept
     state.prefetch_calls.start(decision, scheduling_request.keys, scheduling_request.pool_tenant)
     state.give_up()  # of a former plan for the same request
     response = answer(state, decision)
@@ -31,7 +36,7 @@ async def handle(
             pool.blocks,
             decision.record.block_tokens,
             now_s,
-            _reading_hosts(state, decision),
+            reading_hosts(state, decision.prefill, decision.decode, loads=_loads(decision)),
             scheduling_request.pool_tenant,
         )
     state.instruments.decided(decision, state.clock.now_s() - now_s)
@@ -43,6 +48,7 @@ async def handle(
             tenant=scheduling_request.tenant,
         )
     state.explain_later(decision, scheduling_request)
+    state.note(lambda: pb.JournalEntry(decided=decided_message(request, response, decision)))
     return response
 
 
@@ -57,6 +63,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         message=decision.record.message,
         expected_ttft_ms=_milliseconds(choice.ttft_s),
         summary=decision.summary(),
+        term=state.leadership.term,
     )
     if not choice.admitted or not decision.decode:
         return response
@@ -85,11 +92,14 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
     return response
 
 
-def _reading_hosts(state: ConductorState, decision: Decision) -> set[str]:
-    """Hosts whose engines load the prompt's blocks from the pool."""
-    names = {decision.decode}
-    if decision.pool_tokens > decision.local_tokens:
-        names.add(decision.prefill)
+def _loads(decision: Decision) -> bool:
+    """Whether the prefill leg loads blocks from the pool."""
+    return decision.pool_tokens > decision.local_tokens
+
+
+def reading_hosts(state: ConductorState, prefill: str, decode: str, *, loads: bool) -> set[str]:
+    """Hosts whose engines load the prompt's blocks from the pool. loads: the prefill leg does, too."""
+    names = (decode, prefill) if loads else (decode,)
     found = (state.core.registry.get(name) for name in names if name)
     return {instance.info.host_id for instance in found if instance is not None and instance.info.host_id}
 

@@ -15,11 +15,13 @@ log = get_logger(__name__)
 async def handle(
     state: ConductorState, request: pb.SetInstanceRequest, context: CallContext
 ) -> pb.SetInstanceResponse:
-    """Carry it out; the worker learns it from the answer to its next report. Raises InstanceUnknown."""
+    """Carry it out; the worker learns it from the answer to its next report. Raises NotLeader, InstanceUnknown."""
+    state.leadership.require(0, context.now_s)
     role = INSTANCE_ROLES.get(request.role)
     drain = request.drain if request.HasField("drain") else None
     instance = state.core.registry.set(request.instance_id, role, drain, context.now_s, pinned=True)
     state.announce()
+    state.note(lambda: pb.JournalEntry(wish=pb.InstanceWish(request=request, pinned=True)))
     log.info(
         Event.INSTANCE_SET, instance_id=request.instance_id, role=instance.role, drain=instance.drain_wanted
     )

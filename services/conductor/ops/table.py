@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from mooncache.conductor.ops import (
     find_blocks,
+    follow_conductor,
     get_conductor_status,
     get_decision,
+    list_decisions,
     list_instances,
     register_instance,
     report_instance,
     report_progress,
+    resume_requests,
     schedule,
     set_instance,
+    watch_leadership,
 )
 from mooncache.conductor.state import ConductorState
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE, Handler, RpcTable
@@ -23,10 +27,14 @@ ADMIN_ONLY = (
     "Schedule",
     "ReportProgress",
     "GetDecision",
+    "ListDecisions",
     "ListInstances",
     "SetInstance",
     "FindBlocks",
     "GetConductorStatus",
+    "WatchLeadership",
+    "FollowConductor",
+    "ResumeRequests",
 )
 
 
@@ -38,9 +46,13 @@ def conductor_table(state: ConductorState) -> RpcTable:
         "Schedule": schedule.handle,
         "ReportProgress": report_progress.handle,
         "GetDecision": get_decision.handle,
+        "ListDecisions": list_decisions.handle,
         "ListInstances": list_instances.handle,
         "SetInstance": set_instance.handle,
         "FindBlocks": find_blocks.handle,
         "GetConductorStatus": get_conductor_status.handle,
+        "WatchLeadership": watch_leadership.handle,
+        "FollowConductor": follow_conductor.handle,
+        "ResumeRequests": resume_requests.handle,
     }
     return RpcTable(CONDUCTOR_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

@@ -29,24 +29,34 @@ class Copies:
         self._clock = clock
         self._link: MasterLink | None = None
 
-    async def order(self, keys: bytes, copies: int, near: Sequence[str] = (), tenant: str = "") -> str:
+    async def order(
+        self, keys: bytes, copies: int, near: Sequence[str] = (), tenant: str = "", *, term: int = 0
+    ) -> str:
         """Have packed keys on `copies` nodes, on those in `near` first; return the master's task.
 
+        term: of the leadership that orders it; a master that knows a newer one refuses with NotLeader.
         The new copies are spare: nodes let them go when they are not read for a while. Raises MooncacheError.
         """
         request = master_pb2.ReplicateBlocksRequest(
-            keys=keys, replica_count=copies, target_node_ids=near, spare=True, tenant=tenant
+            keys=keys,
+            replica_count=copies,
+            target_node_ids=near,
+            spare=True,
+            tenant=tenant,
+            conductor_term=term,
         )
         answer = await self._call("ReplicateBlocks", request, master_pb2.ReplicateBlocksResponse)
         return str(answer.task_id)
 
-    async def trim(self, keys: bytes, copies: int, near: Sequence[str] = (), tenant: str = "") -> int:
+    async def trim(
+        self, keys: bytes, copies: int, near: Sequence[str] = (), tenant: str = "", *, term: int = 0
+    ) -> int:
         """Leave `copies` copies of packed keys, those in `near` last; return how many were dropped.
 
         Raises MooncacheError.
         """
         request = master_pb2.TrimBlocksRequest(
-            keys=keys, replica_count=copies, keep_node_ids=near, tenant=tenant
+            keys=keys, replica_count=copies, keep_node_ids=near, tenant=tenant, conductor_term=term
         )
         answer = await self._call("TrimBlocks", request, master_pb2.TrimBlocksResponse)
         return int(answer.dropped_count)

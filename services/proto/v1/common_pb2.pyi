@@ -86,7 +86,14 @@ class RdmaRail(_message.Message):
     def __init__(self, device: _Optional[str] = ..., port: _Optional[int] = ..., address: _Optional[str] = ..., link_layer: _Optional[str] = ..., numa_node: _Optional[int] = ..., megabits_per_s: _Optional[int] = ..., mtu_bytes: _Optional[int] = ..., up: _Optional[bool] = ..., connections: _Optional[int] = ..., grants: _Optional[int] = ..., granted_bytes: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("index", "node_id", "host_id", "incarnation", "endpoints", "state", "capacity_bytes", "free_bytes", "weight", "software_version", "rails", "segments")
+    __slots__ = ("index", "node_id", "host_id", "incarnation", "endpoints", "state", "capacity_bytes", "free_bytes", "weight", "software_version", "rails", "segments", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +106,7 @@ class NodeInfo(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     RAILS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     index: int
     node_id: str
     host_id: str
@@ -111,7 +119,8 @@ class NodeInfo(_message.Message):
     software_version: str
     rails: _containers.RepeatedCompositeFieldContainer[RdmaRail]
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
-    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., software_version: _Optional[str] = ..., rails: _Optional[_Iterable[_Union[RdmaRail, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, index: _Optional[int] = ..., node_id: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Union[Endpoints, _Mapping]] = ..., state: _Optional[_Union[NodeState, str]] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., weight: _Optional[float] = ..., software_version: _Optional[str] = ..., rails: _Optional[_Iterable[_Union[RdmaRail, _Mapping]]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ClusterMap(_message.Message):
     __slots__ = ("epoch", "term", "leader", "nodes")
@@ -126,7 +135,7 @@ class ClusterMap(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., term: _Optional[int] = ..., leader: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ...) -> None: ...
 
 class TenantLimits(_message.Message):
-    __slots__ = ("tenant", "memory_quota_bytes", "memory_share_bytes", "disk_quota_bytes", "disk_share_bytes", "bytes_per_s", "ttl_ms")
+    __slots__ = ("tenant", "memory_quota_bytes", "memory_share_bytes", "disk_quota_bytes", "disk_share_bytes", "bytes_per_s", "ttl_ms", "replicas", "encrypted")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +143,8 @@ class TenantLimits(_message.Message):
     DISK_SHARE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    ENCRYPTED_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     memory_quota_bytes: int
     memory_share_bytes: int
@@ -141,7 +152,9 @@ class TenantLimits(_message.Message):
     disk_share_bytes: int
     bytes_per_s: int
     ttl_ms: int
-    def __init__(self, tenant: _Optional[str] = ..., memory_quota_bytes: _Optional[int] = ..., memory_share_bytes: _Optional[int] = ..., disk_quota_bytes: _Optional[int] = ..., disk_share_bytes: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    replicas: int
+    encrypted: int
+    def __init__(self, tenant: _Optional[str] = ..., memory_quota_bytes: _Optional[int] = ..., memory_share_bytes: _Optional[int] = ..., disk_quota_bytes: _Optional[int] = ..., disk_share_bytes: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., replicas: _Optional[int] = ..., encrypted: _Optional[int] = ...) -> None: ...
 
 class TenantTable(_message.Message):
     __slots__ = ("version", "tenants")
@@ -167,7 +180,7 @@ class TenantFigures(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., figures: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TenantPurge(_message.Message):
-    __slots__ = ("node_id", "code", "blocks", "bytes", "disk_blocks", "disk_bytes", "held_blocks", "failed_blocks", "ended_wall_ms")
+    __slots__ = ("node_id", "code", "blocks", "bytes", "disk_blocks", "disk_bytes", "held_blocks", "failed_blocks", "ended_wall_ms", "keys_erased", "erased_key_ids")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -177,6 +190,8 @@ class TenantPurge(_message.Message):
     HELD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     ENDED_WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_ERASED_FIELD_NUMBER: _ClassVar[int]
+    ERASED_KEY_IDS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     code: int
     blocks: int
@@ -186,4 +201,6 @@ class TenantPurge(_message.Message):
     held_blocks: int
     failed_blocks: int
     ended_wall_ms: int
-    def __init__(self, node_id: _Optional[str] = ..., code: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., ended_wall_ms: _Optional[int] = ...) -> None: ...
+    keys_erased: bool
+    erased_key_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_id: _Optional[str] = ..., code: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ..., disk_blocks: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., held_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., ended_wall_ms: _Optional[int] = ..., keys_erased: _Optional[bool] = ..., erased_key_ids: _Optional[_Iterable[str]] = ...) -> None: ...

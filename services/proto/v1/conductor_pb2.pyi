@@ -32,6 +32,7 @@ class AdmissionReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADMISSION_REASON_NO_INSTANCE: _ClassVar[AdmissionReason]
     ADMISSION_REASON_UNKNOWN_MODEL: _ClassVar[AdmissionReason]
     ADMISSION_REASON_TOO_LONG: _ClassVar[AdmissionReason]
+    ADMISSION_REASON_OFFLINE: _ClassVar[AdmissionReason]
 
 class RequestPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,14 @@ class CacheOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CACHE_OUTCOME_OFF: _ClassVar[CacheOutcome]
     CACHE_OUTCOME_COMPUTED_FASTER: _ClassVar[CacheOutcome]
     CACHE_OUTCOME_LOAD_CUT: _ClassVar[CacheOutcome]
+
+class ConductorRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONDUCTOR_ROLE_UNSPECIFIED: _ClassVar[ConductorRole]
+    CONDUCTOR_ROLE_LEADER: _ClassVar[ConductorRole]
+    CONDUCTOR_ROLE_STANDBY: _ClassVar[ConductorRole]
+    CONDUCTOR_ROLE_SEEKING: _ClassVar[ConductorRole]
+    CONDUCTOR_ROLE_UNREACHABLE: _ClassVar[ConductorRole]
 INSTANCE_ROLE_UNSPECIFIED: InstanceRole
 INSTANCE_ROLE_PREFILL: InstanceRole
 INSTANCE_ROLE_DECODE: InstanceRole
@@ -78,6 +87,7 @@ ADMISSION_REASON_CAPACITY: AdmissionReason
 ADMISSION_REASON_NO_INSTANCE: AdmissionReason
 ADMISSION_REASON_UNKNOWN_MODEL: AdmissionReason
 ADMISSION_REASON_TOO_LONG: AdmissionReason
+ADMISSION_REASON_OFFLINE: AdmissionReason
 REQUEST_PHASE_UNSPECIFIED: RequestPhase
 REQUEST_PHASE_PREFILLED: RequestPhase
 REQUEST_PHASE_PREFILL_FAILED: RequestPhase
@@ -98,6 +108,11 @@ CACHE_OUTCOME_POOL_ABSENT: CacheOutcome
 CACHE_OUTCOME_OFF: CacheOutcome
 CACHE_OUTCOME_COMPUTED_FASTER: CacheOutcome
 CACHE_OUTCOME_LOAD_CUT: CacheOutcome
+CONDUCTOR_ROLE_UNSPECIFIED: ConductorRole
+CONDUCTOR_ROLE_LEADER: ConductorRole
+CONDUCTOR_ROLE_STANDBY: ConductorRole
+CONDUCTOR_ROLE_SEEKING: ConductorRole
+CONDUCTOR_ROLE_UNREACHABLE: ConductorRole
 
 class Instance(_message.Message):
     __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
@@ -174,31 +189,35 @@ class CacheChanges(_message.Message):
     def __init__(self, full: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class RegisterInstanceRequest(_message.Message):
-    __slots__ = ("instance", "worker_run", "drain", "role_pinned")
+    __slots__ = ("instance", "worker_run", "drain", "role_pinned", "known_term")
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     WORKER_RUN_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     ROLE_PINNED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
     instance: Instance
     worker_run: int
     drain: bool
     role_pinned: bool
-    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., worker_run: _Optional[int] = ..., drain: _Optional[bool] = ..., role_pinned: _Optional[bool] = ...) -> None: ...
+    known_term: int
+    def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., worker_run: _Optional[int] = ..., drain: _Optional[bool] = ..., role_pinned: _Optional[bool] = ..., known_term: _Optional[int] = ...) -> None: ...
 
 class RegisterInstanceResponse(_message.Message):
-    __slots__ = ("report_interval_ms", "lease_ms", "role", "role_pinned")
+    __slots__ = ("report_interval_ms", "lease_ms", "role", "role_pinned", "term")
     REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ROLE_PINNED_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     report_interval_ms: int
     lease_ms: int
     role: InstanceRole
     role_pinned: bool
-    def __init__(self, report_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., role_pinned: _Optional[bool] = ...) -> None: ...
+    term: int
+    def __init__(self, report_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., role_pinned: _Optional[bool] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ReportInstanceRequest(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "state", "load", "changes", "reason", "ended_legs")
+    __slots__ = ("instance_id", "incarnation", "state", "load", "changes", "reason", "ended_legs", "known_term")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +225,7 @@ class ReportInstanceRequest(_message.Message):
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ENDED_LEGS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     state: InstanceState
@@ -213,7 +233,8 @@ class ReportInstanceRequest(_message.Message):
     changes: CacheChanges
     reason: str
     ended_legs: _containers.RepeatedCompositeFieldContainer[EndedLeg]
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[InstanceState, str]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., changes: _Optional[_Union[CacheChanges, _Mapping]] = ..., reason: _Optional[str] = ..., ended_legs: _Optional[_Iterable[_Union[EndedLeg, _Mapping]]] = ...) -> None: ...
+    known_term: int
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[InstanceState, str]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., changes: _Optional[_Union[CacheChanges, _Mapping]] = ..., reason: _Optional[str] = ..., ended_legs: _Optional[_Iterable[_Union[EndedLeg, _Mapping]]] = ..., known_term: _Optional[int] = ...) -> None: ...
 
 class EndedLeg(_message.Message):
     __slots__ = ("decision_id", "cache")
@@ -224,21 +245,23 @@ class EndedLeg(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
 
 class ReportInstanceResponse(_message.Message):
-    __slots__ = ("role", "drain", "want_full", "role_pinned", "report_interval_ms")
+    __slots__ = ("role", "drain", "want_full", "role_pinned", "report_interval_ms", "term")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     WANT_FULL_FIELD_NUMBER: _ClassVar[int]
     ROLE_PINNED_FIELD_NUMBER: _ClassVar[int]
     REPORT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     role: InstanceRole
     drain: bool
     want_full: bool
     role_pinned: bool
     report_interval_ms: int
-    def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ..., role_pinned: _Optional[bool] = ..., report_interval_ms: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ..., role_pinned: _Optional[bool] = ..., report_interval_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root", "pool_tenant")
+    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root", "pool_tenant", "known_term", "gateway_id", "offline")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -256,6 +279,9 @@ class ScheduleRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PASSPORT_ROOT_FIELD_NUMBER: _ClassVar[int]
     POOL_TENANT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFLINE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     model: str
@@ -273,7 +299,10 @@ class ScheduleRequest(_message.Message):
     priority: int
     passport_root: bytes
     pool_tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ..., pool_tenant: _Optional[str] = ...) -> None: ...
+    known_term: int
+    gateway_id: str
+    offline: bool
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ..., pool_tenant: _Optional[str] = ..., known_term: _Optional[int] = ..., gateway_id: _Optional[str] = ..., offline: _Optional[bool] = ...) -> None: ...
 
 class Leg(_message.Message):
     __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms", "expected_ms")
@@ -292,7 +321,7 @@ class Leg(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
-    __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary", "store_node", "shard_blocks")
+    __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary", "store_node", "shard_blocks", "term")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     ADMITTED_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +335,7 @@ class ScheduleResponse(_message.Message):
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     STORE_NODE_FIELD_NUMBER: _ClassVar[int]
     SHARD_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     admitted: bool
     retry_after_ms: int
@@ -319,7 +349,8 @@ class ScheduleResponse(_message.Message):
     summary: str
     store_node: str
     shard_blocks: int
-    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ..., store_node: _Optional[str] = ..., shard_blocks: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, decision_id: _Optional[str] = ..., admitted: _Optional[bool] = ..., retry_after_ms: _Optional[int] = ..., reason: _Optional[_Union[AdmissionReason, str]] = ..., message: _Optional[str] = ..., prefill: _Optional[_Union[Leg, _Mapping]] = ..., decode: _Optional[_Union[Leg, _Mapping]] = ..., local_hit_tokens: _Optional[int] = ..., pool_hit_tokens: _Optional[int] = ..., expected_ttft_ms: _Optional[int] = ..., summary: _Optional[str] = ..., store_node: _Optional[str] = ..., shard_blocks: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class CacheReport(_message.Message):
     __slots__ = ("asked_tokens", "hit_tokens", "local_tokens", "loaded_tokens", "loaded_bytes", "waited_ms", "load_ms", "failed_blocks", "saved_blocks", "held_tokens", "outcome", "hidden_ms", "reason", "staged_bytes", "loaded_from")
@@ -394,7 +425,7 @@ class LegReport(_message.Message):
     def __init__(self, role: _Optional[_Union[LegRole, str]] = ..., instance_id: _Optional[str] = ..., sent_ms: _Optional[float] = ..., ended_ms: _Optional[float] = ..., code: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens", "prefill_may_follow", "shard_keys")
+    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens", "prefill_may_follow", "shard_keys", "known_term")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +437,7 @@ class ReportProgressRequest(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_MAY_FOLLOW_FIELD_NUMBER: _ClassVar[int]
     SHARD_KEYS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     phase: RequestPhase
     elapsed_ms: float
@@ -417,11 +449,14 @@ class ReportProgressRequest(_message.Message):
     cached_tokens: int
     prefill_may_follow: bool
     shard_keys: bytes
-    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prefill_may_follow: _Optional[bool] = ..., shard_keys: _Optional[bytes] = ...) -> None: ...
+    known_term: int
+    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prefill_may_follow: _Optional[bool] = ..., shard_keys: _Optional[bytes] = ..., known_term: _Optional[int] = ...) -> None: ...
 
 class ReportProgressResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("term",)
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    def __init__(self, term: _Optional[int] = ...) -> None: ...
 
 class GetDecisionRequest(_message.Message):
     __slots__ = ("id", "policy")
@@ -437,19 +472,37 @@ class GetDecisionResponse(_message.Message):
     record_json: str
     def __init__(self, record_json: _Optional[str] = ...) -> None: ...
 
+class ListDecisionsRequest(_message.Message):
+    __slots__ = ("before", "count")
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    before: str
+    count: int
+    def __init__(self, before: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ListDecisionsResponse(_message.Message):
+    __slots__ = ("records_json", "kept_max")
+    RECORDS_JSON_FIELD_NUMBER: _ClassVar[int]
+    KEPT_MAX_FIELD_NUMBER: _ClassVar[int]
+    records_json: _containers.RepeatedScalarFieldContainer[str]
+    kept_max: int
+    def __init__(self, records_json: _Optional[_Iterable[str]] = ..., kept_max: _Optional[int] = ...) -> None: ...
+
 class ListInstancesRequest(_message.Message):
-    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart", "gateway")
+    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart", "gateway", "known_term")
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
     PASSPORTS_APART_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
     known_version: int
     wait_ms: int
     known_run: int
     passports_apart: bool
     gateway: Gateway
-    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ...) -> None: ...
+    known_term: int
+    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., known_term: _Optional[int] = ...) -> None: ...
 
 class Gateway(_message.Message):
     __slots__ = ("gateway_id", "url", "software_version", "draining")
@@ -492,20 +545,22 @@ class InstanceView(_message.Message):
     def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ..., apart: _Optional[str] = ..., passport: _Optional[int] = ...) -> None: ...
 
 class ListInstancesResponse(_message.Message):
-    __slots__ = ("version", "instances", "delta", "gone", "passports", "run")
+    __slots__ = ("version", "instances", "delta", "gone", "passports", "run", "term")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
     GONE_FIELD_NUMBER: _ClassVar[int]
     PASSPORTS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     version: int
     instances: _containers.RepeatedCompositeFieldContainer[InstanceView]
     delta: bool
     gone: _containers.RepeatedScalarFieldContainer[str]
     passports: _containers.RepeatedScalarFieldContainer[str]
     run: int
-    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ..., delta: _Optional[bool] = ..., gone: _Optional[_Iterable[str]] = ..., passports: _Optional[_Iterable[str]] = ..., run: _Optional[int] = ...) -> None: ...
+    term: int
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ..., delta: _Optional[bool] = ..., gone: _Optional[_Iterable[str]] = ..., passports: _Optional[_Iterable[str]] = ..., run: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class SetInstanceRequest(_message.Message):
     __slots__ = ("instance_id", "role", "drain")
@@ -546,7 +601,7 @@ class GetConductorStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetConductorStatusResponse(_message.Message):
-    __slots__ = ("software_version", "uptime_ms", "policy", "admission", "rebalance_roles", "replicate_bytes_per_s", "pool_connected", "active_request_count", "decisions", "roles", "role_switches", "copied_prefix_count", "trimmed_prefix_count", "trimmed_block_count", "copied_segment_count", "gateways")
+    __slots__ = ("software_version", "uptime_ms", "policy", "admission", "rebalance_roles", "replicate_bytes_per_s", "pool_connected", "active_request_count", "decisions", "roles", "role_switches", "copied_prefix_count", "trimmed_prefix_count", "trimmed_block_count", "copied_segment_count", "gateways", "conductors")
     class DecisionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +639,7 @@ class GetConductorStatusResponse(_message.Message):
     TRIMMED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     COPIED_SEGMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    CONDUCTORS_FIELD_NUMBER: _ClassVar[int]
     software_version: str
     uptime_ms: int
     policy: str
@@ -600,4 +656,207 @@ class GetConductorStatusResponse(_message.Message):
     trimmed_block_count: int
     copied_segment_count: int
     gateways: _containers.RepeatedCompositeFieldContainer[GatewayView]
-    def __init__(self, software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., policy: _Optional[str] = ..., admission: _Optional[bool] = ..., rebalance_roles: _Optional[bool] = ..., replicate_bytes_per_s: _Optional[int] = ..., pool_connected: _Optional[bool] = ..., active_request_count: _Optional[int] = ..., decisions: _Optional[_Mapping[str, int]] = ..., roles: _Optional[_Mapping[str, int]] = ..., role_switches: _Optional[_Mapping[str, int]] = ..., copied_prefix_count: _Optional[int] = ..., trimmed_prefix_count: _Optional[int] = ..., trimmed_block_count: _Optional[int] = ..., copied_segment_count: _Optional[int] = ..., gateways: _Optional[_Iterable[_Union[GatewayView, _Mapping]]] = ...) -> None: ...
+    conductors: _containers.RepeatedCompositeFieldContainer[ConductorView]
+    def __init__(self, software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., policy: _Optional[str] = ..., admission: _Optional[bool] = ..., rebalance_roles: _Optional[bool] = ..., replicate_bytes_per_s: _Optional[int] = ..., pool_connected: _Optional[bool] = ..., active_request_count: _Optional[int] = ..., decisions: _Optional[_Mapping[str, int]] = ..., roles: _Optional[_Mapping[str, int]] = ..., role_switches: _Optional[_Mapping[str, int]] = ..., copied_prefix_count: _Optional[int] = ..., trimmed_prefix_count: _Optional[int] = ..., trimmed_block_count: _Optional[int] = ..., copied_segment_count: _Optional[int] = ..., gateways: _Optional[_Iterable[_Union[GatewayView, _Mapping]]] = ..., conductors: _Optional[_Iterable[_Union[ConductorView, _Mapping]]] = ...) -> None: ...
+
+class ConductorView(_message.Message):
+    __slots__ = ("target", "role", "term", "self", "behind_ms")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    SELF_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_MS_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    role: ConductorRole
+    term: int
+    self: bool
+    behind_ms: int
+    def __init__(self_, target: _Optional[str] = ..., role: _Optional[_Union[ConductorRole, str]] = ..., term: _Optional[int] = ..., self: _Optional[bool] = ..., behind_ms: _Optional[int] = ...) -> None: ...
+
+class WatchLeadershipRequest(_message.Message):
+    __slots__ = ("known_term", "known_leading", "wait_ms")
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_LEADING_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    known_term: int
+    known_leading: bool
+    wait_ms: int
+    def __init__(self, known_term: _Optional[int] = ..., known_leading: _Optional[bool] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+
+class WatchLeadershipResponse(_message.Message):
+    __slots__ = ("term", "leading")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADING_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    leading: bool
+    def __init__(self, term: _Optional[int] = ..., leading: _Optional[bool] = ...) -> None: ...
+
+class FollowConductorRequest(_message.Message):
+    __slots__ = ("run", "known_term", "probe", "known_run", "cursor", "wait_ms", "want_full")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    WANT_FULL_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    known_term: int
+    probe: bool
+    known_run: int
+    cursor: int
+    wait_ms: int
+    want_full: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run: _Optional[int] = ..., known_term: _Optional[int] = ..., probe: _Optional[bool] = ..., known_run: _Optional[int] = ..., cursor: _Optional[int] = ..., wait_ms: _Optional[int] = ..., want_full: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FollowConductorResponse(_message.Message):
+    __slots__ = ("run", "term", "role", "anew", "entries", "cursor", "more")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    term: int
+    role: ConductorRole
+    anew: bool
+    entries: _containers.RepeatedCompositeFieldContainer[JournalEntry]
+    cursor: int
+    more: bool
+    def __init__(self, run: _Optional[int] = ..., term: _Optional[int] = ..., role: _Optional[_Union[ConductorRole, str]] = ..., anew: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., cursor: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
+
+class JournalEntry(_message.Message):
+    __slots__ = ("age_ms", "registered", "reported", "decided", "progress", "wish", "copied", "explained", "gateway", "lost_decision_id")
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    EXPLAINED_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    LOST_DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    age_ms: int
+    registered: RegisterInstanceRequest
+    reported: ReportInstanceRequest
+    decided: DecidedRequest
+    progress: ReportProgressRequest
+    wish: InstanceWish
+    copied: CopiedPrefix
+    explained: ExplainedDecision
+    gateway: Gateway
+    lost_decision_id: str
+    def __init__(self, age_ms: _Optional[int] = ..., registered: _Optional[_Union[RegisterInstanceRequest, _Mapping]] = ..., reported: _Optional[_Union[ReportInstanceRequest, _Mapping]] = ..., decided: _Optional[_Union[DecidedRequest, _Mapping]] = ..., progress: _Optional[_Union[ReportProgressRequest, _Mapping]] = ..., wish: _Optional[_Union[InstanceWish, _Mapping]] = ..., copied: _Optional[_Union[CopiedPrefix, _Mapping]] = ..., explained: _Optional[_Union[ExplainedDecision, _Mapping]] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., lost_decision_id: _Optional[str] = ...) -> None: ...
+
+class DecidedRequest(_message.Message):
+    __slots__ = ("request", "plan", "pool_blocks", "record_head", "branch", "prefix_tokens", "fetch_tokens", "awaited_decision_id", "ttft_s", "queue_s", "ready_s", "compute_s", "handover_s", "wait_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_HEAD_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FETCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    READY_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    HANDOVER_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    request: ScheduleRequest
+    plan: ScheduleResponse
+    pool_blocks: int
+    record_head: bytes
+    branch: str
+    prefix_tokens: int
+    fetch_tokens: int
+    awaited_decision_id: str
+    ttft_s: float
+    queue_s: float
+    ready_s: float
+    compute_s: float
+    handover_s: float
+    wait_s: float
+    def __init__(self, request: _Optional[_Union[ScheduleRequest, _Mapping]] = ..., plan: _Optional[_Union[ScheduleResponse, _Mapping]] = ..., pool_blocks: _Optional[int] = ..., record_head: _Optional[bytes] = ..., branch: _Optional[str] = ..., prefix_tokens: _Optional[int] = ..., fetch_tokens: _Optional[int] = ..., awaited_decision_id: _Optional[str] = ..., ttft_s: _Optional[float] = ..., queue_s: _Optional[float] = ..., ready_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., handover_s: _Optional[float] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class InstanceWish(_message.Message):
+    __slots__ = ("request", "pinned")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    request: SetInstanceRequest
+    pinned: bool
+    def __init__(self, request: _Optional[_Union[SetInstanceRequest, _Mapping]] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class CopiedPrefix(_message.Message):
+    __slots__ = ("keys", "blocks", "model", "copies", "pool_tenant")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    POOL_TENANT_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    blocks: int
+    model: str
+    copies: int
+    pool_tenant: str
+    def __init__(self, keys: _Optional[bytes] = ..., blocks: _Optional[int] = ..., model: _Optional[str] = ..., copies: _Optional[int] = ..., pool_tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainedDecision(_message.Message):
+    __slots__ = ("decision_id", "candidates", "misses")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    candidates: bytes
+    misses: _containers.RepeatedCompositeFieldContainer[ExplainedMiss]
+    def __init__(self, decision_id: _Optional[str] = ..., candidates: _Optional[bytes] = ..., misses: _Optional[_Iterable[_Union[ExplainedMiss, _Mapping]]] = ...) -> None: ...
+
+class ExplainedMiss(_message.Message):
+    __slots__ = ("from_token", "to_token", "reason")
+    FROM_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TO_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    from_token: int
+    to_token: int
+    reason: str
+    def __init__(self, from_token: _Optional[int] = ..., to_token: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("request", "plan", "age_ms", "reports")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FIELD_NUMBER: _ClassVar[int]
+    request: ScheduleRequest
+    plan: ScheduleResponse
+    age_ms: int
+    reports: _containers.RepeatedCompositeFieldContainer[ReportProgressRequest]
+    def __init__(self, request: _Optional[_Union[ScheduleRequest, _Mapping]] = ..., plan: _Optional[_Union[ScheduleResponse, _Mapping]] = ..., age_ms: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ...) -> None: ...
+
+class ResumeRequestsRequest(_message.Message):
+    __slots__ = ("known_term", "gateway", "requests", "open_decision_ids", "last")
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_DECISION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    known_term: int
+    gateway: Gateway
+    requests: _containers.RepeatedCompositeFieldContainer[OpenRequest]
+    open_decision_ids: _containers.RepeatedScalarFieldContainer[str]
+    last: bool
+    def __init__(self, known_term: _Optional[int] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[OpenRequest, _Mapping]]] = ..., open_decision_ids: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ...) -> None: ...
+
+class ResumeRequestsResponse(_message.Message):
+    __slots__ = ("term", "resumed_count", "closed_count")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    resumed_count: int
+    closed_count: int
+    def __init__(self, term: _Optional[int] = ..., resumed_count: _Optional[int] = ..., closed_count: _Optional[int] = ...) -> None: ...

@@ -36,6 +36,15 @@ class TaskState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATE_DONE: _ClassVar[TaskState]
     TASK_STATE_FAILED: _ClassVar[TaskState]
     TASK_STATE_CANCELLED: _ClassVar[TaskState]
+
+class RepairState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REPAIR_STATE_UNSPECIFIED: _ClassVar[RepairState]
+    REPAIR_STATE_OFF: _ClassVar[RepairState]
+    REPAIR_STATE_WHOLE: _ClassVar[RepairState]
+    REPAIR_STATE_WAITING: _ClassVar[RepairState]
+    REPAIR_STATE_REPAIRING: _ClassVar[RepairState]
+    REPAIR_STATE_BLOCKED: _ClassVar[RepairState]
 NODE_COMMAND_UNSPECIFIED: NodeCommand
 NODE_COMMAND_DRAIN_ON: NodeCommand
 NODE_COMMAND_DRAIN_OFF: NodeCommand
@@ -53,9 +62,22 @@ TASK_STATE_RUNNING: TaskState
 TASK_STATE_DONE: TaskState
 TASK_STATE_FAILED: TaskState
 TASK_STATE_CANCELLED: TaskState
+REPAIR_STATE_UNSPECIFIED: RepairState
+REPAIR_STATE_OFF: RepairState
+REPAIR_STATE_WHOLE: RepairState
+REPAIR_STATE_WAITING: RepairState
+REPAIR_STATE_REPAIRING: RepairState
+REPAIR_STATE_BLOCKED: RepairState
 
 class RegisterNodeRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms", "rails")
+    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms", "rails", "labels")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +87,7 @@ class RegisterNodeRequest(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     RAILS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     host_id: str
@@ -74,7 +97,8 @@ class RegisterNodeRequest(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]
     started_ms: int
     rails: _containers.RepeatedCompositeFieldContainer[_common_pb2.RdmaRail]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, str]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class RegisterNodeResponse(_message.Message):
     __slots__ = ("node_index", "master_id", "term", "epoch", "heartbeat_interval_ms", "lease_ms", "want_full_report")
@@ -300,18 +324,20 @@ class RemoveBlocksResponse(_message.Message):
     def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicateBlocksRequest(_message.Message):
-    __slots__ = ("keys", "replica_count", "target_node_ids", "tenant", "spare")
+    __slots__ = ("keys", "replica_count", "target_node_ids", "tenant", "spare", "conductor_term")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     TARGET_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    CONDUCTOR_TERM_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     replica_count: int
     target_node_ids: _containers.RepeatedScalarFieldContainer[str]
     tenant: str
     spare: bool
-    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., target_node_ids: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., spare: _Optional[bool] = ...) -> None: ...
+    conductor_term: int
+    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., target_node_ids: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., spare: _Optional[bool] = ..., conductor_term: _Optional[int] = ...) -> None: ...
 
 class ReplicateBlocksResponse(_message.Message):
     __slots__ = ("task_id",)
@@ -320,18 +346,20 @@ class ReplicateBlocksResponse(_message.Message):
     def __init__(self, task_id: _Optional[str] = ...) -> None: ...
 
 class TrimBlocksRequest(_message.Message):
-    __slots__ = ("keys", "replica_count", "tenant", "node_id", "keep_node_ids")
+    __slots__ = ("keys", "replica_count", "tenant", "node_id", "keep_node_ids", "conductor_term")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_COUNT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     KEEP_NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    CONDUCTOR_TERM_FIELD_NUMBER: _ClassVar[int]
     keys: bytes
     replica_count: int
     tenant: str
     node_id: str
     keep_node_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., tenant: _Optional[str] = ..., node_id: _Optional[str] = ..., keep_node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    conductor_term: int
+    def __init__(self, keys: _Optional[bytes] = ..., replica_count: _Optional[int] = ..., tenant: _Optional[str] = ..., node_id: _Optional[str] = ..., keep_node_ids: _Optional[_Iterable[str]] = ..., conductor_term: _Optional[int] = ...) -> None: ...
 
 class TrimBlocksResponse(_message.Message):
     __slots__ = ("codes", "dropped_count")
@@ -476,10 +504,12 @@ class ListTenantsResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeTenants, _Mapping]]] = ...) -> None: ...
 
 class PurgeTenantRequest(_message.Message):
-    __slots__ = ("tenant",)
+    __slots__ = ("tenant", "erase_keys")
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    ERASE_KEYS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
-    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+    erase_keys: bool
+    def __init__(self, tenant: _Optional[str] = ..., erase_keys: _Optional[bool] = ...) -> None: ...
 
 class PurgeTenantResponse(_message.Message):
     __slots__ = ("purges",)
@@ -552,3 +582,54 @@ class GetStatusResponse(_message.Message):
     directory_complete: bool
     active_task_count: int
     def __init__(self, master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., leading: _Optional[bool] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_memory_bytes: _Optional[int] = ..., directory_complete: _Optional[bool] = ..., active_task_count: _Optional[int] = ...) -> None: ...
+
+class GetRepairRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRepairResponse(_message.Message):
+    __slots__ = ("state", "wait_ms", "short_block_count", "left_bytes", "close_block_count", "queued_block_count", "steps_in_flight", "resting_block_count", "resting_code", "bytes_per_s", "limit_bytes_per_s", "estimate_ms", "copied_bytes", "copied_block_count", "trimmed_count", "default_replicas", "tenant_replicas", "spread_over")
+    class TenantReplicasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    SHORT_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    RESTING_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RESTING_CODE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_MS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TRIMMED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_OVER_FIELD_NUMBER: _ClassVar[int]
+    state: RepairState
+    wait_ms: int
+    short_block_count: int
+    left_bytes: int
+    close_block_count: int
+    queued_block_count: int
+    steps_in_flight: int
+    resting_block_count: int
+    resting_code: int
+    bytes_per_s: int
+    limit_bytes_per_s: int
+    estimate_ms: int
+    copied_bytes: int
+    copied_block_count: int
+    trimmed_count: int
+    default_replicas: int
+    tenant_replicas: _containers.ScalarMap[str, int]
+    spread_over: str
+    def __init__(self, state: _Optional[_Union[RepairState, str]] = ..., wait_ms: _Optional[int] = ..., short_block_count: _Optional[int] = ..., left_bytes: _Optional[int] = ..., close_block_count: _Optional[int] = ..., queued_block_count: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., resting_block_count: _Optional[int] = ..., resting_code: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., limit_bytes_per_s: _Optional[int] = ..., estimate_ms: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., copied_block_count: _Optional[int] = ..., trimmed_count: _Optional[int] = ..., default_replicas: _Optional[int] = ..., tenant_replicas: _Optional[_Mapping[str, int]] = ..., spread_over: _Optional[str] = ...) -> None: ...

@@ -142,12 +142,14 @@ class NodeGetTenantsResponse(_message.Message):
     def __init__(self, tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ...) -> None: ...
 
 class NodePurgeTenantRequest(_message.Message):
-    __slots__ = ("tenant", "fence")
+    __slots__ = ("tenant", "fence", "erase_keys")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
+    ERASE_KEYS_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     fence: Fence
-    def __init__(self, tenant: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+    erase_keys: bool
+    def __init__(self, tenant: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., erase_keys: _Optional[bool] = ...) -> None: ...
 
 class NodePurgeTenantResponse(_message.Message):
     __slots__ = ("purge",)
@@ -160,8 +162,15 @@ class GetNodeStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetNodeStatusResponse(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "state", "endpoints", "segments", "used_bytes", "pinned_bytes", "block_count", "last_seq", "acked_seq", "master_id", "uptime_ms", "counters")
+    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "state", "endpoints", "segments", "used_bytes", "pinned_bytes", "block_count", "last_seq", "acked_seq", "master_id", "uptime_ms", "counters", "wall_ms", "formats")
     class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class FormatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +192,8 @@ class GetNodeStatusResponse(_message.Message):
     MASTER_ID_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    FORMATS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     host_id: str
@@ -198,4 +209,40 @@ class GetNodeStatusResponse(_message.Message):
     master_id: str
     uptime_ms: int
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., last_seq: _Optional[int] = ..., acked_seq: _Optional[int] = ..., master_id: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    wall_ms: int
+    formats: _containers.ScalarMap[str, int]
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., last_seq: _Optional[int] = ..., acked_seq: _Optional[int] = ..., master_id: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., wall_ms: _Optional[int] = ..., formats: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class DiagnoseRequest(_message.Message):
+    __slots__ = ("peers", "timeout_ms")
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeInfo]
+    timeout_ms: int
+    def __init__(self, peers: _Optional[_Iterable[_Union[_common_pb2.NodeInfo, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class PeerReach(_message.Message):
+    __slots__ = ("node_id", "control_code", "control_message", "data_code", "data_message", "data_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_CODE_FIELD_NUMBER: _ClassVar[int]
+    CONTROL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_CODE_FIELD_NUMBER: _ClassVar[int]
+    DATA_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DATA_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    control_code: int
+    control_message: str
+    data_code: int
+    data_message: str
+    data_ms: float
+    def __init__(self, node_id: _Optional[str] = ..., control_code: _Optional[int] = ..., control_message: _Optional[str] = ..., data_code: _Optional[int] = ..., data_message: _Optional[str] = ..., data_ms: _Optional[float] = ...) -> None: ...
+
+class DiagnoseResponse(_message.Message):
+    __slots__ = ("node_id", "host_json", "peers")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_JSON_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    host_json: bytes
+    peers: _containers.RepeatedCompositeFieldContainer[PeerReach]
+    def __init__(self, node_id: _Optional[str] = ..., host_json: _Optional[bytes] = ..., peers: _Optional[_Iterable[_Union[PeerReach, _Mapping]]] = ...) -> None: ...

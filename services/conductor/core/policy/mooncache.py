@@ -33,6 +33,7 @@ from mooncache.conductor.core.policy.types import (
     Choice,
     Floats,
     InlineVerdict,
+    Inlining,
     Reason,
     Request,
     Rules,
@@ -87,10 +88,9 @@ class Mooncache:
         if best is None:
             return replace(NO_INSTANCE, invalid_costs=invalid)
         decode_scores = (pair or best).decode_scores
-        choice = _choice(
-            fleet, best, scores, decode_scores, inline.decode_scores if inline is not None else None, invalid
-        )
-        return overload.judged(request, fleet, rules, replace(choice, inlining=found))
+        inline_scores = inline.decode_scores if inline is not None else None
+        choice = _choice(fleet, best, scores, decode_scores, inline_scores, found, invalid)
+        return overload.judged(request, fleet, rules, choice)
 
     def _paired(
         self,
@@ -170,6 +170,7 @@ def _choice(
     scores: Floats,
     decode_scores: Floats,
     inline_scores: Floats | None,
+    inlined: Inlining,
     invalid: int,
 ) -> Choice:
     """The pair as a choice, before admission."""
@@ -201,5 +202,6 @@ def _choice(
         scores=scores,
         decode_scores=decode_scores,
         inline_scores=inline_scores,
+        inlining=inlined,
         invalid_costs=invalid,
     )

@@ -130,30 +130,51 @@ class RolePlanner:
 
     def _needs(self, fleet: Fleet, tbt_slo_s: float) -> Needs:
         computing = fleet.ready & (fleet.role == PREFILL)
-        queued_s = float(np.sum(fleet.queue_s[computing]))
-        prefill = self._rate / PROMPT_USE + queued_s / self._backlog_within_s
+        prefill = prefill_need(fleet, computing, self._rate, self._backlog_within_s)
         generating = fleet.ready & (fleet.role == DECODE)
-        sequences = float(np.sum(fleet.sequences[generating]))
-        kv_tokens = float(np.sum(fleet.kv_tokens[generating]))
-        base_s = float(np.mean(fleet.decode_base_s[generating]))
-        work_s = sequences * float(np.mean(fleet.decode_per_sequence_s[generating]))
-        work_s += kv_tokens * float(np.mean(fleet.decode_per_token_s[generating]))
-        step_s = max(TOKEN_TIME * tbt_slo_s, base_s + 1e-3)
-        # What is there, and what will be when as much keeps coming: steps are 1 / step_s a second, and each has
-        # step_s - base_s for sequences.
-        decode = max(work_s, self._generating_rate * step_s) / (step_s - base_s)
-        capacity = float(np.mean(fleet.kv_capacity_tokens[generating]))
-        if capacity > 0:
-            decode = max(decode, kv_tokens / (MEMORY_USE * capacity))
-        full = _full_batches(fleet, computing, generating)
-        decode = max(decode, full / PLACES_USE)
+        decode = decode_need(fleet, computing, generating, self._generating_rate, tbt_slo_s)
         if self._passed_s < self._blind_s:
             return Needs(prefill, decode)
+        base_s = float(np.mean(fleet.decode_base_s[generating]))
         full_s = max(FULL_TOKEN_TIME * tbt_slo_s, base_s + 1e-3)
         batch_s = float(np.sum(fleet.batch_sequences[generating] * fleet.decode_per_sequence_s[generating]))
         batch_s += float(np.sum(fleet.batch_kv_tokens[generating] * fleet.decode_per_token_s[generating]))
         least = max(batch_s, self._generating_rate * full_s) / (full_s - base_s)
-        return Needs(prefill, decode, self._rate, max(least, full))
+        return Needs(prefill, decode, self._rate, max(least, _full_batches(fleet, computing, generating)))
+
+
+def prefill_need(fleet: Fleet, computing: Bools, rate: float, within_s: float) -> float:
+    """Instances that prompts need.
+
+    Args:
+        computing: the rows whose queues count. rate: seconds of computing that come in each second.
+        within_s: in which the queues should be worked off.
+    """
+    return rate / PROMPT_USE + float(np.sum(fleet.queue_s[computing])) / within_s
+
+
+def decode_need(
+    fleet: Fleet, computing: Bools, generating: Bools, generating_rate: float, tbt_slo_s: float
+) -> float:
+    """Instances that answers need, by time, memory and places.
+
+    Args:
+        computing: the rows with queued prompts, which take no place yet. generating: the rows that generate; not empty.
+        generating_rate: seconds that new answers add to steps in each second.
+    """
+    sequences = float(np.sum(fleet.sequences[generating]))
+    kv_tokens = float(np.sum(fleet.kv_tokens[generating]))
+    base_s = float(np.mean(fleet.decode_base_s[generating]))
+    work_s = sequences * float(np.mean(fleet.decode_per_sequence_s[generating]))
+    work_s += kv_tokens * float(np.mean(fleet.decode_per_token_s[generating]))
+    step_s = max(TOKEN_TIME * tbt_slo_s, base_s + 1e-3)
+    # What is there, and what will be when as much keeps coming: steps are 1 / step_s a second, and each has
+    # step_s - base_s for sequences.
+    decode = max(work_s, generating_rate * step_s) / (step_s - base_s)
+    capacity = float(np.mean(fleet.kv_capacity_tokens[generating]))
+    if capacity > 0:
+        decode = max(decode, kv_tokens / (MEMORY_USE * capacity))
+    return max(decode, _full_batches(fleet, computing, generating) / PLACES_USE)
 
 
 def _full_batches(fleet: Fleet, computing: Bools, generating: Bools) -> float:

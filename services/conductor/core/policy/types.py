@@ -39,6 +39,8 @@ class Reason(StrEnum):
     NO_INSTANCE = "no_instance"
     UNKNOWN_MODEL = "unknown_model"
     TOO_LONG = "too_long"
+    OFFLINE = "offline"
+    """An offline request for which nothing is idle."""
 
 
 class InlineVerdict(StrEnum):
@@ -162,6 +164,7 @@ class Request:
     exclude: frozenset[int] = frozenset()
     keep_decode: int = NO_ROW  # the row that already has the decode leg
     priority: int = 0
+    offline: bool = False
     tenant_share: float = 1.0  # the tenant's recent uncached tokens over its fair share
     lateness: float = 0.0  # share by which first tokens that wait may come later than predicted, as learnt
     demand: Iterable[tuple[float, ...]] = ()
@@ -198,6 +201,8 @@ class Rules:
     patience: float = 2.0
     """An idle instance's time, times this, is the least limit of a promise that no caller asked for."""
     priority_step: float = 0.25
+    offline_share: float = 0.8
+    """How full of an instance, and of the TBT promise, an offline request may make it; 0: none is taken."""
     retry_after_min_s: float = 0.25
     retry_after_max_s: float = 60.0
     overlap_weight: float = 1.0

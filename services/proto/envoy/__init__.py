@@ -1,0 +1,1 @@
+"""Messages of Envoy that the endpoint picker uses, generated from protos/envoy."""

@@ -1,0 +1,1 @@
+"""Messages of KEDA that the conductor uses, generated from protos/keda."""
