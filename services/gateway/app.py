@@ -31,8 +31,14 @@ from mooncache.gateway.core.cors import cors_headers
 from mooncache.gateway.core.faults import EndCode, Fault, Refusal
 from mooncache.gateway.core.rate_limit import RateLimit
 from mooncache.gateway.endpoints import (
+    agreement,
+    batch,
+    batches,
     completions,
     embeddings,
+    file,
+    file_content,
+    files,
     health,
     metrics,
     model,
@@ -51,7 +57,9 @@ PathHandler = Callable[[GatewayState, Exchange], Awaitable[None]]
 CLIENT_GONE_STATUS: Final = 499
 READ_METHODS: Final = ("GET", "HEAD")
 _LAST_WORDS_S: Final = 5.0
+_LOOK_S: Final = 0.02
 _POST = ("POST",)
+_LIST = (*READ_METHODS, "POST")
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 log = get_logger(__name__)
@@ -80,16 +88,29 @@ def build_app(state: GatewayState) -> Starlette:
             Endpoint(state, "completions", completions.handle_text, methods=_POST, limited=True),
         ),
         ("/v1/embeddings", Endpoint(state, "embeddings", embeddings.handle, methods=_POST)),
+        ("/v1/files", Endpoint(state, "files", files.handle, methods=_LIST)),
+        ("/v1/files/{file_id}", Endpoint(state, "file", file.handle, methods=(*READ_METHODS, "DELETE"))),
+        ("/v1/files/{file_id}/content", Endpoint(state, "file_content", file_content.handle)),
+        ("/v1/batches", Endpoint(state, "batches", batches.handle, methods=_LIST)),
+        ("/v1/batches/{batch_id}", Endpoint(state, "batch", batch.handle)),
+        (
+            "/v1/batches/{batch_id}/cancel",
+            Endpoint(state, "batch_cancel", batch.handle_cancel, methods=_POST),
+        ),
         ("/v1/models", Endpoint(state, "models", models.handle)),
         ("/v1/models/{model:path}", Endpoint(state, "model", model.handle)),
         ("/health", Endpoint(state, "health", health.handle, access=Access.OPEN)),
         ("/metrics", Endpoint(state, "metrics", metrics.handle, access=metrics_access)),
+        (
+            "/agreement",
+            Endpoint(state, "agreement", agreement.handle, methods=_POST, access=Access.ADMIN),
+        ),
         ("/openapi.json", Endpoint(state, "openapi", openapi.handle, access=Access.OPEN)),
     ]
     routes = []
     for path, endpoint in endpoints:
         routes.append(Route(path, endpoint))
-        if "{" not in path:
+        if not path.endswith(":path}"):
             routes.append(Route(path + "/", endpoint))
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
@@ -126,6 +147,8 @@ class Endpoint:
         request_id = clean_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         exchange = Exchange(scope, receive, send, request_id=request_id, started_s=state.clock.now_s())
         exchange.reply_headers |= cors_headers(exchange.headers, state.config.gateway.cors_origins)
+        if state.leaving:
+            exchange.reply_headers["connection"] = "close"
         bound = structlog.contextvars.bound_contextvars(request_id=request_id, endpoint=self.name)
         span = tracing.span(
             "gateway.request",
@@ -196,6 +219,8 @@ class Endpoint:
                 raise PermissionDenied("This needs the cluster token.")
         if self._limited:
             self._admit(exchange)
+            while not state.fleet.known and state.clock.now_s() < state.waits_until_s:
+                await state.clock.sleep(_LOOK_S)
         await self._handle(state, exchange)
 
     def _admit(self, exchange: Exchange) -> None:

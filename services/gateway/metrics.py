@@ -76,6 +76,23 @@ class GatewayMetrics:
         self.capture_dropped = metrics.counter(
             "capture_dropped", "Requests left out of the captured trace.", ("reason",)
         )
+        self._add_batches(metrics)
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
         self.body_bytes_open = metrics.gauge("body_bytes_open", "Bytes of request bodies that are held.")
         self.streams_open = metrics.gauge("streams_open", "Streams under way.")
+
+    def _add_batches(self, metrics: Metrics) -> None:
+        """Work that may wait."""
+        self.batches = metrics.counter("batches", "Batches by how they ended.", ("status",))
+        self.batch_requests = metrics.counter(
+            "batch_requests", "Requests of batches by outcome.", ("outcome",)
+        )
+        self.offline_tokens = metrics.counter(
+            "offline_tokens",
+            "Tokens of answered requests of batches, by kind: input, cached, output.",
+            ("kind",),
+        )
+        self.batches_open = metrics.gauge("batches_open", "Batches under way.")
+        self.offline_open = metrics.gauge(
+            "offline_requests_open", "Requests of batches under way, with those that wait for something idle."
+        )

@@ -20,11 +20,12 @@ from mooncache.client.conductor_link import ConductorLink
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
-from mooncache.gateway.background import reload_keys, watch_instances
+from mooncache.gateway.background import delete_old_files, reload_keys, run_batches, watch_instances
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.rate_limit import RateLimits
 from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.batch_store import BatchStore
 from mooncache.gateway.shell.capture import Capture
 from mooncache.gateway.shell.conductor import REPORT_LANES, Conductor
 from mooncache.gateway.shell.engines import Engines
@@ -36,6 +37,7 @@ from mooncache.gateway.state import GatewayState
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.grpc_server import address
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.ports import passed_listener
 from mooncache.runtime.rpc import RpcTable
 from mooncache.runtime.service import Service, run_service
 from mooncache.runtime.tls import http_client_context
@@ -44,8 +46,12 @@ _KEEP_ALIVE_S = 75
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  (compared with, not bound to)
 _BACKLOG = 2048
 _RELOAD_S = 5.0
+_OLD_FILES_S = 60.0
 _FLUSH_S = 1.0
 _ABORT_S = 2
+_LOOK_S = 0.05
+_FIRST_LIST_S = 10.0
+_QUIET_LOOKS = 5  # a client that was connected in the last moment has sent its request by then
 _CONNECT_TIMEOUT_S = 2.0  # to an engine
 _BODY_PROCESSES = 1  # they read large bodies; a second one would take the engines' cores
 _BODY_TIMEOUT_S = 20.0
@@ -72,23 +78,36 @@ class _Server(uvicorn.Server):
 
 
 class GatewayService(Service):
-    """The gateway as a service."""
+    """The gateway as a service. `serves_batches`: it has the paths of files and batches."""
 
-    def __init__(self, config: Config) -> None:
+    serves_batches = True
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        name: str = "gateway",
+        host: str | None = None,
+        port: int | None = None,
+        metrics_port: int | None = None,
+    ) -> None:
+        """name, host, port, metrics_port: of a gateway that is reached otherwise than by HTTP."""
         gateway = config.gateway
         super().__init__(
-            "gateway",
+            name,
             config,
-            host=gateway.host,
-            port=gateway.port,
-            metrics_port=gateway.metrics_port,
+            host=gateway.host if host is None else host,
+            port=gateway.port if port is None else port,
+            metrics_port=gateway.metrics_port if metrics_port is None else metrics_port,
             call_count_max=gateway.request_count_max,
+            metrics_name="gateway",
             # The connections' own end comes after the drain.
             drain_timeout_s=gateway.drain_timeout_s + _ABORT_S + 1,
         )
         self._state: GatewayState | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
+        self._passed = False  # the port is the parent's
         self.http_port = 0
 
     @property
@@ -107,6 +126,9 @@ class GatewayService(Service):
         defaults = RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute)
         keyring = Keyring(self.authenticator, gateway.keys_file, defaults)
         keyring.load()
+        batches = None
+        if gateway.batch_dir is not None and self.serves_batches:
+            batches = await asyncio.to_thread(BatchStore, gateway.batch_dir)
         stats, fleet = GatewayMetrics(self.metrics), FleetView()
         link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
         engines = Engines(
@@ -131,6 +153,7 @@ class GatewayService(Service):
                 timeout_s=_BODY_TIMEOUT_S,
                 cache_bytes=_TOKENIZER_CACHE_BYTES // 2 // _BODY_PROCESSES,
             ),
+            batches=batches,
             bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
             tokenizers=Tokenizers(
                 self.token,
@@ -140,6 +163,7 @@ class GatewayService(Service):
                 cache_bytes=_TOKENIZER_CACHE_BYTES // 2,
                 threads=_TOKENIZER_THREADS,
                 public_prefix=gateway.public_prefix_enabled,
+                folders=gateway.model_folders,
             ),
         )
         state = self._state
@@ -169,12 +193,17 @@ class GatewayService(Service):
             ssl_certfile=str(tls.cert_file) if tls.enabled and tls.cert_file else None,
             ssl_keyfile=str(tls.key_file) if tls.enabled and tls.key_file else None,
         )
-        bound = _bind(gateway.host, gateway.port)
+        passed = passed_listener()
+        self._passed = passed is not None
+        bound = passed or _bind(gateway.host, gateway.port)
+        bound.setblocking(False)
         self.http_port = bound.getsockname()[1]
-        name = socket.gethostname()[:100]
-        host = gateway.advertise_host or (name if gateway.host in _EVERYWHERE else gateway.host)
+        host = self.advertised_host(gateway.host, gateway.advertise_host)
         scheme = "https" if tls.enabled else "http"
-        state.gateway_id = f"{name}-{self.http_port}"
+        state.gateway_id = f"{socket.gethostname()[:100]}-{self.http_port}"
+        state.conductor.gateway_id = state.gateway_id
+        if self._passed:  # who waited at the port while the process started again waits for the list as well
+            state.waits_until_s = self.clock.now_s() + _FIRST_LIST_S
         state.url = f"{scheme}://{address(host, self.http_port)}"
         self._server = _Server(options)
         self._serving = asyncio.create_task(self._server.serve([bound]), name="http")
@@ -183,6 +212,18 @@ class GatewayService(Service):
         up.cancel()
         if self._serving.done():
             self._serving.result()
+        self.keep_certificate(options.ssl)
+
+    def configured(self) -> None:
+        gateway, state = self.config.gateway, self.state
+        state.config = self.config
+        state.keyring.limit(RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute))
+        state.bodies.limit(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max)
+
+    @staticmethod
+    def advertised_host(host: str, advertised: str) -> str:
+        """Host that others reach a port by; `host` is what it is bound to."""
+        return advertised or (socket.gethostname()[:100] if host in _EVERYWHERE else host)
 
     async def listening(self) -> None:
         log.info(Event.GATEWAY_LISTENING, url=self.url)
@@ -195,8 +236,19 @@ class GatewayService(Service):
         ]
         return (
             Duty("watch_instances", lambda: watch_instances.run(state)),
+            Duty("follow_leader", lambda: state.conductor.follow_leader(state.gateway)),
             Duty("reload_keys", lambda: reload_keys.run(state), interval_s=_RELOAD_S),
+            *self._batch_duties(state),
             *lanes,
+        )
+
+    @staticmethod
+    def _batch_duties(state: GatewayState) -> Sequence[Duty]:
+        if state.batches is None:
+            return ()
+        return (
+            Duty("run_batches", lambda: run_batches.run(state)),
+            Duty("delete_old_files", lambda: delete_old_files.run(state), interval_s=_OLD_FILES_S),
         )
 
     def readiness(self) -> str:
@@ -206,16 +258,31 @@ class GatewayService(Service):
     async def drain(self) -> None:
         """Refuse new requests, let those under way finish, then tell the conductor what is still queued."""
         state = self.state
+        if self._passed and self._server is not None:
+            await self._leave_queue(state, self._server)
         state.draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.gateway.drain_timeout_s):
                 await state.idle.wait()
-        await self._stop_http()
+        await self._stop_listening()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_S):
                 await state.conductor.flush()
 
-    async def _stop_http(self) -> None:
+    async def _leave_queue(self, state: GatewayState, server: _Server) -> None:
+        """Take no new connections: they wait at the port for the next process. Whoever was taken is served."""
+        state.leaving = True
+        for listening in server.servers:
+            listening.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.gateway.drain_timeout_s):
+                quiet = 0
+                while quiet < _QUIET_LOOKS:
+                    await state.idle.wait()
+                    await asyncio.sleep(_LOOK_S)
+                    quiet = quiet + 1 if state.idle.is_set() else 0
+
+    async def _stop_listening(self) -> None:
         """Close the port; requests that are left are cancelled and answered so."""
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
@@ -223,12 +290,14 @@ class GatewayService(Service):
             await serving
 
     async def shutdown(self) -> None:
-        await self._stop_http()
+        await self._stop_listening()
         if self._state is not None:
             await self._state.engines.close()
             await self._state.conductor.close()
             await self._state.preparing.close()
             self._state.tokenizers.close()
+            if self._state.batches is not None:
+                self._state.batches.close()
             if self._state.capture is not None:
                 await asyncio.to_thread(self._state.capture.close)
 
@@ -241,7 +310,6 @@ def _bind(host: str, port: int) -> socket.socket:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(target)
             bound.listen(_BACKLOG)
-            bound.setblocking(False)
         except OSError:
             bound.close()
             raise

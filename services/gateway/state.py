@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from mooncache._version import __version__
 from mooncache.auth import Token
 from mooncache.config import Config
+from mooncache.errors import Unsupported
+from mooncache.gateway.core import faults
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.offenders import Offenders
@@ -14,12 +17,14 @@ from mooncache.gateway.core.pace import Paces
 from mooncache.gateway.core.rate_limit import RateLimiter
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.alarms import Alarms
+from mooncache.gateway.shell.batch_store import BatchStore
 from mooncache.gateway.shell.capture import Capture
 from mooncache.gateway.shell.conductor import Conductor
 from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.preparing import Preparing
 from mooncache.gateway.shell.tokenizers import Tokenizers
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.metrics import Metrics
 
@@ -41,6 +46,7 @@ class GatewayState:
     preparing: Preparing
     bodies: Budget
     capture: Capture | None = None  # None while no trace is captured
+    batches: BatchStore | None = None  # None without gateway.batch_dir
     limiter: RateLimiter = field(default_factory=RateLimiter)
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
@@ -48,6 +54,24 @@ class GatewayState:
     gateway_id: str = ""  # reported to the conductor
     url: str = ""  # reported to the conductor
     draining: bool = False
+    waits_until_s: float = 0.0  # until then requests wait for the first list of instances
+    leaving: bool = False  # the next process takes the connections; those that are open end with their answer
     active_count: int = 0  # requests under way
     tenant_counts: dict[str, int] = field(default_factory=dict)  # those of each tenant
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while none are under way
+
+    def require_batches(self) -> BatchStore:
+        """Files and batches. Raises Refusal where none are kept."""
+        if self.batches is None:
+            error = Unsupported("This gateway keeps no files; its operator has to set gateway.batch_dir.")
+            raise faults.refuse(error, status=404, code="batches_not_served")
+        return self.batches
+
+    def gateway(self) -> pb.Gateway:
+        """This gateway, as it describes itself to the conductor."""
+        return pb.Gateway(
+            gateway_id=self.gateway_id,
+            url=self.url,
+            software_version=__version__,
+            draining=self.draining,
+        )

@@ -280,19 +280,23 @@ class Bench:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, engines: list[FakeEngine], *, instance: dict[str, Any] | None = None, **settings: Any
+    folder: Path,
+    engines: list[FakeEngine],
+    *,
+    instance: dict[str, Any] | None = None,
+    serves: type[GatewayService] = GatewayService,
+    **settings: Any,
 ) -> AsyncIterator[Bench]:
     """Conductor, engines and gateway in this loop; the first engine is the plan until a test says otherwise."""
     overrides = {"cluster.state_dir": folder, "gateway.port": 0, "gateway.drain_timeout_s": 0.2}
+    overrides["endpoint_picker.port"] = 0
     overrides |= {name.replace("__", "."): value for name, value in settings.items()}
     conductor = StandInConductor(load(env={}, overrides={"cluster.state_dir": folder}))
     for engine in engines:
         await engine.start()
     conductor.instances = [engine.instance(**(instance or {})) for engine in engines]
     await conductor.start()
-    gateway = GatewayService(
-        load(env={}, overrides=overrides | {"cluster.conductor_target": conductor.grpc_target})
-    )
+    gateway = serves(load(env={}, overrides=overrides | {"cluster.conductor_target": conductor.grpc_target}))
     bench = Bench(gateway, conductor, {engine.name: engine for engine in engines})
     conductor.plans = [bench.plan(engines[0].name)] if engines else []
     try:

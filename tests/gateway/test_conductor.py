@@ -178,6 +178,29 @@ async def test_a_conductor_that_errs_fails_no_request(
     assert stream.getvalue().count("conductor.refused") == 1
 
 
+async def test_a_conductor_that_hangs_costs_one_question(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the call and says nothing. The next requests do not wait for it; later it is asked again."""
+    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(conductor, "_AVOID_S", 3600.0)
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+
+        async def hangs(_request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        bench.conductor.think = hangs
+        for _ in range(4):
+            status, _, headers = await ask(bench, http, CHAT)
+            assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
+        assert len(bench.conductor.scheduled) == 1
+        bench.conductor.think = None
+        bench.gateway.state.conductor._avoid_until_s = 0.0
+        status, _, headers = await ask(bench, http, CHAT)
+        assert (status, headers["x-mooncache-decision"]) == (200, "d-1")
+
+
 async def test_model_whose_last_instance_left_is_503_and_not_404(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:

@@ -319,8 +319,10 @@ def test_cors_headers() -> None:
     assert cors_headers(asked, ("a",))["access-control-allow-headers"] == "authorization, content-type"
 
 
-def test_openapi_document_is_json_with_known_references() -> None:
-    text = json.dumps(document(128, open_metrics=True))
+@pytest.mark.parametrize("batches", [False, True])
+def test_openapi_document_is_json_with_known_references(batches: bool) -> None:
+    text = json.dumps(document(128, open_metrics=True, batches=batches))
+    assert ("/v1/batches" in text) == batches
     schemas = json.loads(text)["components"]["schemas"]
     for part in text.split("#/components/schemas/")[1:]:
         assert part.split('"')[0] in schemas

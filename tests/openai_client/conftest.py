@@ -28,7 +28,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
             gateway_port=0,
             extra_env=(
                 ("OMP_NUM_THREADS", "1"),
-                ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "512"),  # longer prompts are handed over
+                # Longer prompts are handed over, and what was handed over is loaded, however slow that is.
+                ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "512"),
+                ("MOONCACHE_CONNECTOR_BREAK_EVEN", "false"),
             ),
         )
     )

@@ -48,7 +48,10 @@ def test_blocks_of_a_request_are_its_tenants(
     assert again.usage.prompt_tokens_details.cached_tokens > 0
     moon = figures_of(cluster, capsys, "moon")
     assert moon["bytes"] > 0
-    assert moon["hits"] > 0, "the decode engine has loaded what the prefill engine has stored"
+    wait_until(
+        lambda: figures_of(cluster, capsys, "moon")["hits"] > 0,
+        "the decode engine has loaded what the prefill engine has stored",
+    )
     assert figures_of(cluster, capsys, "default").get("stored_blocks", 0) == before
 
     other = ask(base_url, keys["sun"], model)

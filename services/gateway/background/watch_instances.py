@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from mooncache._version import __version__
 from mooncache.gateway.shell.instance_list import engine_instance_of
 from mooncache.gateway.state import GatewayState
-from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 
 WAIT_S: Final = 10.0
@@ -25,13 +23,8 @@ async def run(state: GatewayState) -> None:
         while True:
             version = state.fleet.version
             wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.now_s()) else WAIT_S
-            me = pb.Gateway(
-                gateway_id=state.gateway_id,
-                url=state.url,
-                software_version=__version__,
-                draining=state.draining,
-            )
-            listed = await state.conductor.list_instances(version, wait_s if state.fleet.known else 0.0, me)
+            known_s = wait_s if state.fleet.known else 0.0
+            listed = await state.conductor.list_instances(version, known_s, state.gateway())
             if listed.version != version or not state.fleet.known:
                 instances = [engine_instance_of(view) for view in listed.views]
                 state.fleet.apply(listed.version, instances, state.clock.now_s(), state.clock.wall_s())

@@ -28,6 +28,10 @@ class Budget:
         self._tenants: dict[str, int] = {}
         self.bytes = 0
 
+    def limit(self, bytes_max: int, tenant_bytes_max: int) -> None:
+        """Other limits from now on; what is held stays."""
+        self._bytes_max, self._tenant_bytes_max = bytes_max, tenant_bytes_max
+
     def take(self, tenant: str, size: int) -> BodyLimit | None:
         """Count `size` more bytes. Without room nothing is counted, and the answer says whose bytes are used up."""
         used = self._tenants.get(tenant, 0)

@@ -42,7 +42,7 @@ class FleetModel:
     name: str
     instances: tuple[EngineInstance, ...] = ()
     max_model_tokens: int = 0  # largest of its instances, 0 when none said
-    tokenizer_path: str = ""
+    tokenizer_paths: tuple[str, ...] = ()  # on the machines of its instances, which may differ
     passport: Passport | None = None  # of the first instance that has one
     lost_s: float | None = None  # when the list ceased to name its ready instances; None: it names them
 
@@ -121,6 +121,6 @@ def _model(name: str, instances: Sequence[EngineInstance]) -> FleetModel:
         name=name,
         instances=ready,
         max_model_tokens=max((one.max_model_tokens for one in instances), default=0),
-        tokenizer_path=next((one.tokenizer_path for one in instances if one.tokenizer_path), ""),
+        tokenizer_paths=tuple(dict.fromkeys(one.tokenizer_path for one in instances if one.tokenizer_path)),
         passport=passport,
     )

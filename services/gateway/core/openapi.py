@@ -19,8 +19,8 @@ _TOKENS = {
 }
 
 
-def document(choice_count_max: int, *, open_metrics: bool) -> dict[str, object]:
-    """The document as data. `open_metrics`: GET /metrics needs no key."""
+def document(choice_count_max: int, *, open_metrics: bool, batches: bool) -> dict[str, object]:
+    """The document as data. `open_metrics`: GET /metrics needs no key; `batches`: there are files and batches."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -30,7 +30,7 @@ def document(choice_count_max: int, *, open_metrics: bool) -> dict[str, object]:
         },
         "servers": [{"url": "/"}],
         "security": [{"key": []}],
-        "paths": _paths(open_metrics),
+        "paths": {**_paths(open_metrics), **(_offline_paths() if batches else {})},
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
             "schemas": _schemas(choice_count_max),
@@ -96,6 +96,52 @@ def _paths(open_metrics: bool) -> dict[str, object]:
                 **_get("openapi", "This document.", {"application/json": {"schema": {"type": "object"}}}),
                 "security": [],
             }
+        },
+    }
+
+
+def _offline_paths() -> dict[str, object]:
+    """Files and batches."""
+    anything: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    content: dict[str, object] = {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+    }
+
+    def named(name: str) -> list[dict[str, object]]:
+        return [{"name": name, "in": "path", "required": True, "schema": {**_STR, "minLength": 1}}]
+
+    def said(name: str, summary: str, *errors: str, gives: dict[str, Any] = anything) -> dict[str, Any]:
+        return _get(name, summary, gives, "401", *errors)
+
+    form = {"type": "object", "required": ["purpose", "file"], "properties": {"purpose": _STR, "file": _STR}}
+    wanted = _object({"input_file_id": _STR, "endpoint": _STR, "completion_window": {"const": "24h"}})
+    file, batch = named("file_id"), named("batch_id")
+    refused = ("400", "408", "413", "415", "429")
+    return {
+        "/v1/files": {
+            "get": said("listFiles", "Your files.", "400"),
+            "post": {
+                **said("createFile", "Take a file for a batch.", *refused),
+                "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}},
+            },
+        },
+        "/v1/files/{file_id}": {
+            "get": {**said("getFile", "One file.", "404"), "parameters": file},
+            "delete": {**said("deleteFile", "Delete a file.", "404", "409"), "parameters": file},
+        },
+        "/v1/files/{file_id}/content": {
+            "get": {**said("getContent", "The bytes of a file.", "404", gives=content), "parameters": file}
+        },
+        "/v1/batches": {
+            "get": said("listBatches", "Your batches, the newest first.", "400"),
+            "post": {
+                **said("createBatch", "Begin a batch.", "404", *refused),
+                "requestBody": {"required": True, "content": {"application/json": {"schema": wanted}}},
+            },
+        },
+        "/v1/batches/{batch_id}": {"get": {**said("getBatch", "One batch.", "404"), "parameters": batch}},
+        "/v1/batches/{batch_id}/cancel": {
+            "post": {**said("cancelBatch", "Send nothing further of it.", "404", "409"), "parameters": batch}
         },
     }
 

@@ -51,9 +51,21 @@ async def handle_text(state: GatewayState, exchange: Exchange) -> None:
     await infer(state, exchange, chat=False)
 
 
-async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
-    """Serve one request for tokens. Raises Refusal and MooncacheError for the wrapper to answer."""
-    driver, ticket = await _prepare(state, exchange, chat=chat)
+async def infer(
+    state: GatewayState,
+    exchange: Exchange,
+    *,
+    chat: bool,
+    reads: type[Intake] | None = None,
+    drives: type[RequestDriver] | None = None,
+) -> None:
+    """Serve one request for tokens. Raises Refusal and MooncacheError for the wrapper to answer.
+
+    reads, drives: how the body is read and how its legs are sent, when that is not over this gateway's own HTTP.
+    """
+    driver, ticket = await _prepare(
+        state, exchange, chat=chat, reads=reads or Intake, drives=drives or RequestDriver
+    )
     try:
         await driver.run()
     finally:
@@ -62,13 +74,18 @@ async def infer(state: GatewayState, exchange: Exchange, *, chat: bool) -> None:
 
 
 async def _prepare(
-    state: GatewayState, exchange: Exchange, *, chat: bool
+    state: GatewayState,
+    exchange: Exchange,
+    *,
+    chat: bool,
+    reads: type[Intake],
+    drives: type[RequestDriver],
 ) -> tuple[RequestDriver, Ticket | None]:
     """The request as its driver needs it; the body and all that was made of it is gone when this returns."""
-    intake = Intake(state, exchange)
+    intake = reads(state, exchange)
     prepared = await intake.take(chat=chat)
-    driver = RequestDriver(state, exchange, prepared, salt=intake.salt, body_bytes=intake.body_bytes)
-    if state.capture is None:
+    driver = drives(state, exchange, prepared, salt=intake.salt, body_bytes=intake.body_bytes)
+    if state.capture is None or exchange.offline:
         return driver, None
     tokenized = prepared.tokenized
     prompts = (
@@ -174,7 +191,12 @@ def _pool_tenant(state: GatewayState, exchange: Exchange, prepared: Prepared) ->
 
 
 class RequestDriver:
-    """Serves one request; `run` is the whole interface."""
+    """Serves one request; `run` is the whole interface.
+
+    legs_class: what sends the legs.
+    """
+
+    legs_class: type[LegRunner] = LegRunner
 
     def __init__(
         self, state: GatewayState, exchange: Exchange, prepared: Prepared, *, salt: str, body_bytes: int
@@ -195,7 +217,7 @@ class RequestDriver:
         self._account = Account(
             state, exchange, prepared.request, planner, is_tokenized=tokenized is not None
         )
-        self._legs = LegRunner(state, exchange, prepared, self._account, planner, salt)
+        self._legs = self.legs_class(state, exchange, prepared, self._account, planner, salt)
         self._salt = salt
 
     async def run(self) -> None:
@@ -228,8 +250,11 @@ class RequestDriver:
             self._legs.close(code)
             self._account.report_end(phase, code, planned)
 
-    async def _serve(self) -> None:
+    async def _first_plan(self) -> None:
         await self._planner.first()
+
+    async def _serve(self) -> None:
+        await self._first_plan()
         # Only now: what the conductor refuses costs the tenant nothing.
         self._account.charge(self._planner.prompt_tokens)
         self._state.stats.overhead.observe(self._account.elapsed_ms() / 1e3)

@@ -13,5 +13,5 @@ from mooncache.runtime.bind import is_loopback
 
 async def handle(state: GatewayState, exchange: Exchange) -> None:
     settings = state.config.gateway
-    found = document(CHOICES_MAX, open_metrics=is_loopback(settings.host))
+    found = document(CHOICES_MAX, open_metrics=is_loopback(settings.host), batches=state.batches is not None)
     await exchange.reply(200, msgspec.json.encode(found))

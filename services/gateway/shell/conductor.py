@@ -5,14 +5,14 @@ the answer is an error that says nothing about the request: a defect, a limit on
 the conductor decides (overloaded, too long, unknown model) is not an error and stays. After a silent conductor the next
 request within a second does not wait for it again. Reports are sent in the background in the order
 of each decision, all that wait in one call; when too many wait, they are dropped and counted - the conductor forgets
-requests by itself.
+requests by itself. With standbys, a new leader hears first of the requests under way (open_requests.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -38,6 +38,7 @@ from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.instance_list import InstanceList
+from mooncache.gateway.shell.open_requests import OpenRequests
 from mooncache.kvcache.keys import other_shard_keys, shard_count
 from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -55,6 +56,8 @@ _QUEUE_MAX: Final = 4096
 _SCHEDULE_TIMEOUT_S: Final = 1.0
 _REPORT_TIMEOUT_S: Final = 5.0
 _AVOID_S: Final = 1.0
+_AVOID_SEVERAL_S: Final = 0.25
+_RESUME_AGAIN_S: Final = 0.2
 _ABSENT: Final = (ConductorUnavailable, DeadlineExceeded)
 
 log = get_logger(__name__)
@@ -73,6 +76,11 @@ class Conductor:
         self.present = True
         self._list = InstanceList()
         self._refusal = ""
+        self._open = OpenRequests(clock)
+        self._resumed_term = 0
+        self._resuming = asyncio.Lock()
+        self._me: Callable[[], pb.Gateway] | None = None
+        self.gateway_id = ""
         self._queues: Sequence[asyncio.Queue[tuple[str, pb.ReportProgressRequest]]] = [
             asyncio.Queue(_QUEUE_MAX) for _ in range(REPORT_LANES)
         ]
@@ -85,9 +93,13 @@ class Conductor:
             InvalidArgument, TooLarge: see `schedule`.
         """
         response = await self.schedule(asked)
+        if response is not None and response.admitted and self._link.several:
+            self._open.add(asked, response)
         # A conductor that was just started knows fewer models than the last list: that is not a 404.
         if response is not None and response.reason != pb.ADMISSION_REASON_UNKNOWN_MODEL:
             return plan_of(response, asked.model, no_prefill=asked.no_prefill)
+        if asked.offline:  # only the conductor knows what is idle
+            raise faults.refuse(ConductorUnavailable("No conductor says whether anything is idle."))
         self._stats.unscheduled.inc()
         instance = self._fleet.next_instance(asked.model, asked.exclude)
         if instance is None:
@@ -106,6 +118,7 @@ class Conductor:
         started_s = self._clock.now_s()
         if started_s < self._avoid_until_s:
             return None
+        request.gateway_id = self.gateway_id
         call = asyncio.ensure_future(
             self._link.call("Schedule", request, pb.ScheduleResponse, _SCHEDULE_TIMEOUT_S)
         )
@@ -115,7 +128,10 @@ class Conductor:
             call.add_done_callback(partial(self._give_back, request.request_id))
             raise
         except _ABSENT as error:
-            self._avoid_until_s = self._clock.now_s() + _AVOID_S
+            avoid_s = (
+                _AVOID_SEVERAL_S if self._link.several else _AVOID_S
+            )  # another one may lead at any moment
+            self._avoid_until_s = self._clock.now_s() + avoid_s
             self._note(error)
             return None
         except (InvalidArgument, TooLarge):
@@ -188,6 +204,7 @@ class Conductor:
         """Report soon; never waits. There is nothing to report of decisions that no conductor made."""
         if not report.decision_id:
             return
+        self._open.reported(report)
         try:
             self._queues[zlib.crc32(report.decision_id.encode()) % REPORT_LANES].put_nowait(
                 (request_id, report)
@@ -202,6 +219,7 @@ class Conductor:
             request_id, request = await queue.get()
             while not queue.empty() and len(request.more) < _BATCH_MAX - 1:
                 request.more.append(queue.get_nowait()[1])
+            await self._resume(self._link.term)
             try:
                 with structlog.contextvars.bound_contextvars(request_id=request_id):
                     await self._link.call(
@@ -211,6 +229,32 @@ class Conductor:
                 self._stats.updates_dropped.inc(1 + len(request.more))
             except MooncacheError:
                 self._stats.updates_dropped.inc()
+
+    async def follow_leader(self, me: Callable[[], pb.Gateway]) -> None:
+        """Tell each new leader of the requests under way, until cancelled. me: this gateway, as it is then."""
+        self._me = me
+        while True:
+            term = await self._link.moved(self._resumed_term)
+            self._avoid_until_s = 0.0
+            await self._resume(term)
+            await self._clock.sleep(_RESUME_AGAIN_S)  # or at once again, when that failed
+
+    async def _resume(self, term: int) -> None:
+        """Tell the leader of this term what is under way, unless it knows."""
+        if term == self._resumed_term or self._me is None:
+            return
+        async with self._resuming:
+            if term == self._resumed_term:
+                return
+            try:
+                for request in self._open.requests(self._me()):
+                    await self._link.call(
+                        "ResumeRequests", request, pb.ResumeRequestsResponse, _REPORT_TIMEOUT_S
+                    )
+            except MooncacheError as error:
+                self._refused(error)
+                return
+            self._resumed_term = term
 
     async def flush(self) -> None:
         """Wait until nothing is queued; the caller bounds it."""
@@ -306,6 +350,7 @@ class RequestPlanner:
             prompt_tokens=self.prompt_tokens,
             is_admin=caller.admin,
             pool_tenant=self.pool_tenant,
+            offline=self._exchange.offline,
         )
         return await self._conductor.plan(asked)
 
@@ -320,8 +365,12 @@ def schedule_request(
     prompt_tokens: int,
     is_admin: bool,
     pool_tenant: str = "",
+    offline: bool = False,
 ) -> pb.ScheduleRequest:
-    """The question. Keys are left out where no cache can help, and priority where the caller may not set it."""
+    """The question. Keys are left out where no cache can help, and priority where the caller may not set it.
+
+    offline: it takes what is idle; a promise that it names is nothing then.
+    """
     whole = request.whole_prompt
     return pb.ScheduleRequest(
         request_id=request_id,
@@ -332,8 +381,8 @@ def schedule_request(
         content_keys=tokenized.content_keys if tokenized and not whole else b"",
         passport_root=tokenized.passport_root if tokenized else b"",
         max_output_tokens=request.max_output_tokens,
-        ttft_slo_ms=request.ttft_slo_ms,
-        tbt_slo_ms=request.tbt_slo_ms,
+        ttft_slo_ms=0 if offline else request.ttft_slo_ms,
+        tbt_slo_ms=0 if offline else request.tbt_slo_ms,
         sequence_count=request.choices,
         exclude=attempts.exclude,
         attempt=attempts.number,
@@ -341,6 +390,7 @@ def schedule_request(
         session=f"{tenant}/{request.session}" if request.session else "",
         priority=request.priority if is_admin else 0,
         pool_tenant=pool_tenant,
+        offline=offline,
     )
 
 

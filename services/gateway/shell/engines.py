@@ -11,7 +11,7 @@ import io
 import os
 import ssl
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import aiohttp
 
@@ -98,7 +98,7 @@ class Engines:
             raise EngineFailed(f"The engine sent an invalid answer ({_reason(error)}).") from None
         if answer.status != 200:
             async with answer:
-                await _raise_refusal(answer)
+                await raise_refusal(answer)
         return answer
 
     async def _send(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
@@ -122,6 +122,14 @@ class Engines:
                 if is_second:  # it took the request and is gone
                     raise aiohttp.ServerDisconnectedError(_reason(error)) from None
                 raise
+
+
+class DecodeSender(Protocol):
+    """What sends a decode leg to its engine: `Engines`, or a proxy that does it for the gateway."""
+
+    async def post(self, url: str, path: str, body: bytes, request_id: str) -> EngineAnswer:
+        """As `Engines.post`."""
+        ...
 
 
 class EngineAnswer:
@@ -250,7 +258,7 @@ async def run_prefill(
 
 
 async def open_decode(
-    engines: Engines,
+    engines: DecodeSender,
     leg: LegPlan,
     path: str,
     body: bytes,
@@ -285,7 +293,12 @@ async def open_decode(
         raise
 
 
-async def _raise_refusal(answer: EngineAnswer) -> None:
+async def raise_refusal(answer: EngineAnswer) -> None:
+    """Raise what an answer with another status than 200 means.
+
+    Raises:
+        Refusal: the engine refuses the request. Overloaded, EngineUnavailable, EngineTimeout, EngineFailed: see `post`.
+    """
     try:
         async with asyncio.timeout(_LAST_WORDS_S):
             body = await answer.read_all(_ERROR_BYTES_MAX)

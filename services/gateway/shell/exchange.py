@@ -7,7 +7,8 @@ takes, and that each event is on the wire before the next is awaited.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Final, Self
@@ -44,7 +45,7 @@ class Exchange:
     Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
     once authenticated; `begun` once the head of the answer is out; `gone` once the client has left;
     `notes` go into the log line of the request; `body_budget` counts the body's bytes until `release_body`;
-    `entered` once it counts among its tenant's requests.
+    `entered` once it counts among its tenant's requests; `offline` of a batch, which takes what is idle.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Exchange:
         self.unread = False
         self.notes: dict[str, Any] = {}
         self.entered = False
+        self.offline = False
         self.body_budget: Budget | None = None
         self._body_bytes = 0
         self._receive, self._send = receive, send
@@ -80,7 +82,14 @@ class Exchange:
     async def read_body(self, limit: int, timeout_s: float, whole_s: float = float("inf")) -> list[bytes]:
         """The whole body in the pieces in which it came: to join large ones would stop all streams.
 
-        From here on a client that leaves cancels the current task.
+        From here on a client that leaves cancels the current task. Raises what `body_parts` raises.
+        """
+        return [part async for part in self.body_parts(limit, timeout_s, whole_s)]
+
+    async def body_parts(
+        self, limit: int, timeout_s: float, whole_s: float = float("inf")
+    ) -> AsyncIterator[bytes]:
+        """The body, piece by piece. After the last one a client that leaves cancels the current task.
 
         Raises:
             Refusal: 413 beyond `limit` bytes, 408 when nothing comes for `timeout_s` or the end not within `whole_s`,
@@ -96,7 +105,6 @@ class Exchange:
             self.release_body()
         if self.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
             raise faults.refuse(InvalidArgument("The body is compressed; send it uncompressed."), status=415)
-        parts: list[bytes] = []
         size = 0
         until_s = asyncio.get_running_loop().time() + whole_s
         while True:
@@ -114,14 +122,22 @@ class Exchange:
             if size > limit:
                 raise too_large(limit)
             self._count_body(len(part))
-            parts.append(part)
+            yield part
             if not message.get("more_body", False):
                 break
         self.unread = False
         task = asyncio.current_task()
         assert task is not None
         self._watch = asyncio.create_task(self._until_gone(task))
-        return parts
+
+    async def discard_body(self, bytes_max: int, timeout_s: float) -> None:
+        """Let the rest of a refused body come in: its sender reads the answer then, not a broken connection."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.unread and bytes_max > 0:
+                    message = await self._receive()
+                    bytes_max -= len(message.get("body", b""))
+                    self.unread = message.get("more_body", False)
 
     def _count_body(self, size: int) -> None:
         if self.body_budget is None:

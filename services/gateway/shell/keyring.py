@@ -59,6 +59,10 @@ class Keyring:
         self.load()
         return True
 
+    def limit(self, defaults: RateLimits) -> None:
+        """Other limits for whoever has none of its own; the file is read again for them by the next `refresh`."""
+        self._defaults, self._stamp = defaults, None
+
     def identify(self, authorization: str) -> Caller:
         """Who presents `Bearer <key>`. Raises Unauthenticated; the key never shows in the text."""
         scheme, _, key = authorization.partition(" ")

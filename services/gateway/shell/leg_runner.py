@@ -30,7 +30,14 @@ from mooncache.gateway.core.next_step import (
 from mooncache.gateway.core.plan import Handover, LegPlan, LegRecord, complete_tokens
 from mooncache.gateway.shell.account import Account
 from mooncache.gateway.shell.conductor import RequestPlanner
-from mooncache.gateway.shell.engines import AnswerTooLarge, DecodeStream, Prefilled, open_decode, run_prefill
+from mooncache.gateway.shell.engines import (
+    AnswerTooLarge,
+    DecodeSender,
+    DecodeStream,
+    Prefilled,
+    open_decode,
+    run_prefill,
+)
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
 from mooncache.kvcache.leg_hint import LegHint, LegRole
@@ -186,7 +193,7 @@ class LegRunner:
         is_stream, settings = self._request.stream, self._settings
         hint = self._hint(LegRole.DECODE, to, wait_tokens)
         opening = open_decode(
-            self._state.engines,
+            self._sender(),
             to,
             self._request.path,
             body.decode_body(self._forward, self._salt, hint),
@@ -195,6 +202,10 @@ class LegRunner:
             limit_s=settings.first_token_timeout_s if is_stream else settings.request_timeout_s,
         )
         self.decode.send(self._account.begin(LegRole.DECODE, to), opening)
+
+    def _sender(self) -> DecodeSender:
+        """What sends the decode leg."""
+        return self._state.engines
 
     def _hint(self, role: LegRole, to: LegPlan, wait_tokens: int) -> LegHint:
         public = self._tokenized.public_tokens

@@ -2,11 +2,13 @@
 
 A tokenizer is loaded once per model in the background. It is used only when its digest is the one in the engine's
 passport: other tokens would give keys that no engine has. Without a usable one requests are served without keys.
+Engines name folders of their own machines; the one is taken that this machine has, too, with the same content.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -52,11 +54,38 @@ class NoKeys(StrEnum):
 @dataclass(slots=True)
 class _Entry:
     path: str
+    candidates: tuple[str, ...]
     digest: str = ""
     reader: PromptReader | None = None
     reason: NoKeys = NoKeys.LOADING
     differences: int = 0
     off_until_s: float = 0.0
+
+
+def _holds(known: _Entry, candidates: tuple[str, ...], model: FleetModel) -> bool:
+    """Whether what is known need not be looked for again: nothing has changed, or it is right and still named."""
+    if known.candidates == candidates:
+        return True
+    right = model.passport is not None and known.digest == model.passport.tokenizer_digest
+    return known.reader is not None and right and known.path in candidates
+
+
+def _find(candidates: Sequence[str], wanted: str) -> tuple[Path, str]:
+    """The first folder with the wanted digest, else the first one, and its digest. Raises what reading raises."""
+    found: tuple[Path, str] | None = None
+    error: Exception | None = None
+    for candidate in candidates:
+        try:
+            digest = tokenizer_digest(Path(candidate))
+        except Exception as refused:  # noqa: BLE001 - files of others; the next folder may do
+            error = error or refused
+            continue
+        if digest == wanted or (not wanted and Path(candidate).exists()):
+            return Path(candidate), digest
+        found = found or (Path(candidate), digest)
+    if found is None:
+        raise error or ConfigInvalid("there is no folder with a tokenizer")
+    return found
 
 
 class Tokenizers:
@@ -65,6 +94,7 @@ class Tokenizers:
     Args:
         cache_bytes, threads: see PromptReader.load.
         public_prefix: whether requests may share the cache of leading messages that they declare public.
+        folders: of models on this machine, besides those that engines name.
     """
 
     def __init__(
@@ -76,10 +106,12 @@ class Tokenizers:
         cache_bytes: int,
         threads: int,
         public_prefix: bool,
+        folders: Sequence[str] = (),
     ) -> None:
         self._clock, self._stats = clock, stats
         self._cache_bytes, self._threads = cache_bytes, threads
         self._public_salt = auth.public_salt(token) if public_prefix else ""
+        self._folders = tuple(folders)
         self._entries: dict[str, _Entry] = {}
 
     @property
@@ -90,12 +122,15 @@ class Tokenizers:
     async def prepare(self, model: FleetModel) -> None:
         """Load the model's tokenizer when it is not loaded yet. Failures are logged and kept as the reason."""
         known = self._entries.get(model.name)
-        if not model.tokenizer_path or (known is not None and known.path == model.tokenizer_path):
+        candidates = tuple(dict.fromkeys((*model.tokenizer_paths, *self._folders)))
+        if not candidates or (known is not None and _holds(known, candidates, model)):
             return
-        entry = self._entries[model.name] = _Entry(model.tokenizer_path)
-        folder = Path(model.tokenizer_path)
+        entry = self._entries[model.name] = _Entry(candidates[0], candidates)
+        folder = Path(entry.path)
         try:
-            entry.digest = await asyncio.to_thread(tokenizer_digest, folder)
+            wanted = model.passport.tokenizer_digest if model.passport is not None else ""
+            folder, entry.digest = await asyncio.to_thread(_find, candidates, wanted)
+            entry.path = str(folder)
             entry.reader = await asyncio.to_thread(self._load, folder)
             if entry.reader is None:
                 raise ConfigInvalid("there is no tokenizer.json")
