@@ -99,7 +99,7 @@ class _Peer:
     def _set_map(self) -> None:
         self._epoch += 1
         nodes = [*self._sources.values(), self._own]
-        call_native(self._client.set_map, self._epoch, [_as_dict(node) for node in nodes])
+        call_native(self._client.set_map, self._epoch, [map_entry(node) for node in nodes])
 
 
 class NativeCopier:
@@ -222,7 +222,7 @@ class NativeCopier:
                 None,
                 _SELF_INDEX,
             )
-            for i, (code, _) in zip(found, answer, strict=True):
+            for i, (code, *_) in zip(found, answer, strict=True):
                 outcome[i] = (code, len(found[i]) if code == OK else 0)
         return outcome
 
@@ -239,7 +239,8 @@ def _with_index(node: NodeView, index: int) -> NodeView:
     return dataclasses.replace(node, index=index, state=MapNodeState.ACTIVE, weight=1.0)
 
 
-def _as_dict(node: NodeView) -> dict[str, object]:
+def map_entry(node: NodeView) -> dict[str, object]:
+    """A node as the native client's map takes it."""
     return {
         "index": node.index,
         "node_id": node.node_id,

@@ -37,6 +37,10 @@ HolderAnswer = tuple[dict[str, object], list[int]]
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
+class HolderError(Exception):
+    """Why memory is not kept: the words of who should keep it, or why it cannot be reached."""
+
+
 class RequestRefused(Exception):  # noqa: N818 - an answer, not an error of this process
     """Why a request is not carried out."""
 

@@ -1,6 +1,7 @@
-"""A store node's side of the holder: what it takes over at its start, and what it leaves for the next start.
+"""What a store node adopts at its start, what it leaves for the next start, and its side of the holder.
 
 Every call has a time limit. Without a holder the node works as one without `store_node.keep_memory`, and says so.
+In place of a holder systemd can keep the memory (`descriptor_store`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.ports import UNIX_PATH_MAX
-from mooncache.store_node.holder import DETACHED, FILES_MAX, MESSAGE_BYTES_MAX, send
+from mooncache.store_node.descriptor_store import DescriptorStore
+from mooncache.store_node.holder import DETACHED, FILES_MAX, MESSAGE_BYTES_MAX, HolderError, send
 
 if TYPE_CHECKING:
     from mooncache._native import StoreServer
@@ -33,8 +35,14 @@ _POLL_S: Final = 0.05
 log = get_logger(__name__)
 
 
-class HolderError(Exception):
-    """The holder's own words, or why it cannot be reached."""
+class MemoryKeeper(Protocol):
+    """Who keeps a node's memory files while the node does not run; the methods as HeldMemory has them."""
+
+    @property
+    def place(self) -> str: ...
+    def take(self) -> list[int]: ...
+    def keep(self, files: Sequence[int]) -> None: ...
+    def has(self, count: int) -> bool: ...
 
 
 class HeldMemory:
@@ -42,6 +50,11 @@ class HeldMemory:
 
     def __init__(self, path: Path, node_id: str, hold_s: float) -> None:
         self.path, self._node_id, self._hold_s = path, node_id, hold_s
+
+    @property
+    def place(self) -> str:
+        """Where the holder is."""
+        return str(self.path)
 
     def take(self) -> list[int]:
         """Descriptors of what a former process left, which are the caller's now; none when there is nothing.
@@ -60,7 +73,7 @@ class HeldMemory:
             except HolderError as why:
                 if time.monotonic() >= deadline_s:
                     raise ConfigInvalid(
-                        f"The memory of {self._node_id} cannot be taken over: {why}. Stop that process, or give this "
+                        f"The memory of {self._node_id} cannot be adopted: {why}. Stop that process, or give this "
                         "node another store_node.node_id."
                     ) from None
                 time.sleep(_POLL_S)
@@ -162,7 +175,7 @@ def close_all(files: list[int]) -> None:
         os.close(file)
 
 
-def leave_with_holder(server: StoreServer, keeping: HeldMemory) -> None:
+def leave_with_holder(server: StoreServer, keeping: MemoryKeeper) -> None:
     """Say what became of the former process' memory, and leave this one's with the holder at once: memory that was
     not adopted is given back before the new one is filled."""
     kept = server.kept()
@@ -183,24 +196,33 @@ def leave_with_holder(server: StoreServer, keeping: HeldMemory) -> None:
         log.warning(Event.NODE_MEMORY_NOT_KEPT, reason=str(why))
 
 
-def keeping_of(config: Config, node_id: str) -> HeldMemory | None:
-    """Where a node of this configuration keeps its memory; None when it does not.
+def keeping_of(config: Config, node_id: str) -> MemoryKeeper | None:
+    """Who keeps the memory of a node of this configuration; None when it is not kept.
+
+    What systemd has of a node that does not use it any longer is given back.
 
     Raises:
         ConfigInvalid: settings that contradict each other.
     """
     node = config.store_node
+    if not (node.keep_memory and node.descriptor_store):
+        with contextlib.suppress(OSError):  # then the end of the unit frees it
+            DescriptorStore().drop()
     if not node.keep_memory:
+        if node.descriptor_store:
+            raise ConfigInvalid("store_node.descriptor_store needs store_node.keep_memory.")
         return None
     if node.arena_path is not None or node.arena_device:
         raise ConfigInvalid(
             "store_node.keep_memory is for host memory: leave out arena_path and arena_device. What lies there is "
-            "not taken over by the next start."
+            "not adopted by the next start."
         )
     if not node.capacity_bytes:
         raise ConfigInvalid(
-            "store_node.keep_memory needs store_node.capacity_bytes: memory of another size is not taken over."
+            "store_node.keep_memory needs store_node.capacity_bytes: memory of another size is not adopted."
         )
+    if node.descriptor_store:
+        return DescriptorStore()
     path = holder_path(config)
     if len(os.fsencode(path)) > UNIX_PATH_MAX:
         raise ConfigInvalid(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import secrets
 from collections.abc import Sequence
@@ -22,13 +21,13 @@ from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.client.native_call import call_native
 from mooncache.config import Config
+from mooncache.config.labels import labels_of
 from mooncache.config.pool import StoreNodeSection
-from mooncache.errors import ConfigInvalid, MasterUnavailable, MooncacheError
+from mooncache.errors import MasterUnavailable, MooncacheError, NodeUnavailable
 from mooncache.proto.v1 import common_pb2
 from mooncache.runtime.channel import Channel
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.grpc_channel import GrpcChannel
-from mooncache.runtime.ports import UNIX_PATH_MAX
 from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service
 from mooncache.runtime.tls import channel_credentials
@@ -43,10 +42,21 @@ from mooncache.store_node.background import (
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
-from mooncache.store_node.keeping import HeldMemory, close_all, keeping_of, leave_with_holder
+from mooncache.store_node.keeping import MemoryKeeper, close_all, keeping_of, leave_with_holder
 from mooncache.store_node.metrics import NodeCollector
+from mooncache.store_node.native_settings import (
+    check_arena,
+    formats_of,
+    kept_node_id,
+    segment_of,
+    server_settings,
+    ssd_paths,
+    wanted_bytes,
+)
+from mooncache.store_node.object_store import ObjectWorkers, open_store
 from mooncache.store_node.ops import (
     copy_blocks,
+    diagnose,
     drop_blocks,
     get_node_status,
     get_tenants,
@@ -57,15 +67,18 @@ from mooncache.store_node.ops import (
     unpin_blocks,
 )
 from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
-from mooncache.store_node.state import ArenaKind, NodeIdentity, StoreNodeState
-from mooncache.store_node.tenants import NodeTenants
-from mooncache.store_node.write_budget import write_bytes_per_s
+from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.surroundings import HostSurroundings
+from mooncache.store_node.tenant_keys import TenantKeys
+from mooncache.store_node.tenants import NodeTenants, encrypted_tenants
+from mooncache.topology.core.host_facts import ArenaFacts, HostFacts
+from mooncache.topology.examine import examine
 
 if TYPE_CHECKING:
     import grpc
 
     from mooncache._native import Client as NativeClient
-    from mooncache._native import StoreServer
+    from mooncache._native import ObjectRequests, StoreServer
 
 HANDLERS: dict[str, Handler] = {
     "CopyBlocks": copy_blocks.handle,
@@ -77,18 +90,11 @@ HANDLERS: dict[str, Handler] = {
     "GetTenants": get_tenants.handle,
     "PurgeTenant": purge_tenant.handle,
     "GetNodeStatus": get_node_status.handle,
+    "Diagnose": diagnose.handle,
 }
 _TENANTS_FILE = "tenants.json"
-_NODE_ID_FILE = "node.id"
 _MESSAGE_RECORDS_MAX = 65_536
 _COPIES_AT_ONCE = 2
-_HANDSHAKE_TIMEOUT_MS = 5_000
-_IDLE_TIMEOUT_MS = 300_000
-_GRANT_TIMEOUT_MS = 30_000  # clients that hold reservations or pins send a PING every 5 s
-_BLOCK_BYTES_MAX = 1 << 30
-_INDEX_SHARDS = 64  # locked apart
-_EVENTS_KEPT = 1 << 18  # more changes in one go lead to a full report
-_MIN_CAPACITY_BYTES = 1 << 20
 _STOP_NATIVE_S = 2.0
 _GOODBYE_S = 1.0
 
@@ -114,7 +120,9 @@ class StoreNodeService(Service):
         self._server: StoreServer | None = None
         self._state: StoreNodeState | None = None
         self._credentials: grpc.ChannelCredentials | None = None
-        self._keeping: HeldMemory | None = None
+        self._keeping: MemoryKeeper | None = None
+        self._objects: ObjectWorkers | None = None
+        self._keys: TenantKeys | None = None
 
     @property
     def state(self) -> StoreNodeState:
@@ -130,9 +138,13 @@ class StoreNodeService(Service):
             incarnation=secrets.randbits(63) | 1,
             software_version=__version__,
             started_wall_ms=int(self.clock.wall_s() * 1000),
+            labels=labels_of(node.labels),
         )
         settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
+        settings |= await asyncio.to_thread(self._disk_keys)
         self._keeping = keeping_of(self.config, identity.node_id)
+        if node.shared_url:
+            settings["shared_objects"] = await self._object_store(node)
         self._server = server = await self._open(settings)
         check_arena(server.arena())
         describe(server)
@@ -154,16 +166,44 @@ class StoreNodeService(Service):
             spares=SpareCopies(node.spare_idle_s),
             tenants=self._tenants(server),
             started_s=clock.now_s(),
+            formats=formats_of(node),
         )
+        if self._objects is not None:
+            self._state.counters = self._objects.counters
         self.metrics.registry.register(NodeCollector(self._state, server))
         return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
 
     def _tenants(self, server: StoreServer) -> NodeTenants:
         """The tenants, with the limits that are in the file now."""
-        path = self.config.store_node.tenants_file or self.config.cluster.state_dir / _TENANTS_FILE
-        tenants = NodeTenants(server, path, lambda: round(self.clock.wall_s() * 1e3))
+        tenants = NodeTenants(
+            server, self._tenants_file, lambda: round(self.clock.wall_s() * 1e3), self._keys
+        )
         tenants.read_file()
         return tenants
+
+    async def _object_store(self, node: StoreNodeSection) -> ObjectRequests:
+        """The queue of the native server's calls on the object store, with threads that carry them out."""
+        from mooncache import _native
+
+        store = await asyncio.to_thread(open_store, node.shared_url, node.shared_timeout_s, node.shared_calls)
+        requests = _native.ObjectRequests()
+        self._objects = ObjectWorkers(requests, store, node.shared_calls)
+        return requests
+
+    @property
+    def _tenants_file(self) -> Path:
+        return self.config.store_node.tenants_file or self.config.cluster.state_dir / _TENANTS_FILE
+
+    def _disk_keys(self) -> dict[str, object]:
+        """What the native server has to know of keys before its first block can go to a disk.
+
+        Raises:
+            ConfigInvalid: the folder with the keys cannot be read.
+        """
+        folder = self.config.store_node.tenant_keys_path
+        self._keys = TenantKeys(folder) if folder is not None else None
+        keys = self._keys.first() if self._keys is not None else {}
+        return {"disk_keys": keys, "encrypted_tenants": encrypted_tenants(self._tenants_file)}
 
     async def _open(self, settings: dict[str, Any]) -> StoreServer:
         """The native server, with the memory that a former process left where this node keeps its own."""
@@ -197,6 +237,7 @@ class StoreNodeService(Service):
             )
         )
         state.copier = NativeCopier(own, self._tenant_client, _COPIES_AT_ONCE)
+        state.surroundings = HostSurroundings(self._describe, self._tenant_client, self._node_channel)
 
     def duties(self) -> Sequence[Duty]:
         state, server = self.state, self._server
@@ -221,6 +262,16 @@ class StoreNodeService(Service):
         """A node is ready when its ports are open: it serves known blocks with or without a master."""
         return ""
 
+    def serving(self) -> str:
+        """Work of the cluster comes from a master, to a node that takes new blocks."""
+        member = self.state.membership
+        if self.state.draining:
+            return "draining"
+        if not member.registered:
+            return "not registered with a master"
+        silent_s = self.clock.now_s() - member.heard_s
+        return f"no master has answered for {silent_s:.0f} s" if silent_s > member.lease_s else ""
+
     async def drain(self) -> None:
         """Refuse new blocks and tell the master, while reads go on."""
         state = self.state
@@ -237,12 +288,16 @@ class StoreNodeService(Service):
         if self._state is not None:
             if isinstance(self._state.copier, NativeCopier):
                 self._state.copier.close()
+            if isinstance(self._state.surroundings, HostSurroundings):
+                self._state.surroundings.close()
             if self._state.link is not None:
                 await self._state.link.close()
         if self._server is not None:
             server, self._server = self._server, None
             relay_native_log.relay(server)
             server.stop(_STOP_NATIVE_S)
+        if self._objects is not None:
+            await asyncio.to_thread(self._objects.close)
 
     def _endpoints(self, server: StoreServer) -> common_pb2.Endpoints:
         found = server.endpoints()
@@ -259,6 +314,32 @@ class StoreNodeService(Service):
             credentials=self._credentials,
             unavailable_error=MasterUnavailable,
             server_name=self.config.tls.server_name,
+        )
+
+    def _node_channel(self, target: str) -> Channel:
+        return GrpcChannel(
+            target,
+            STORE_NODE_SERVICE,
+            token=self.token.text,
+            credentials=self._credentials,
+            unavailable_error=NodeUnavailable,
+            server_name=self.config.tls.server_name,
+        )
+
+    def _describe(self) -> HostFacts:
+        """This host, with the memory that the native server has."""
+        assert self._server is not None, "build has not run"
+        node, held = self.config.store_node, self._server.arena()
+        node_id = self.state.identity.node_id
+        arena = ArenaFacts(
+            held["size_bytes"], held["kind"], held["page_bytes"], held["why_not_huge"], node.numa_node
+        )
+        return examine(
+            self.config,
+            arena=arena,
+            ssd_paths=ssd_paths(self.config, node_id) if node.ssd_bytes else (),
+            memory_left_bytes=memory_left_bytes(),
+            node_id=node_id,
         )
 
     def _tenant_client(self, tenant: str) -> NativeClient:
@@ -282,149 +363,3 @@ class StoreNodeService(Service):
                 "tls_server_name": tls.server_name,
             }
         return call_native(_native.Client, settings)
-
-
-def wanted_bytes(node: StoreNodeSection) -> int:
-    """The capacity to ask the native server for; 0 means all of `arena_path`.
-
-    Raises:
-        ConfigInvalid: it is too small, or nothing says how large a file in a folder shall be.
-    """
-    if node.arena_device and (node.arena_path is not None or not node.capacity_bytes):
-        raise ConfigInvalid(
-            "store_node.arena_device needs store_node.capacity_bytes (how much of the GPU's memory) and no arena_path."
-        )
-    if node.arena_path is not None and not node.capacity_bytes:
-        if node.arena_path.is_dir():
-            raise ConfigInvalid(
-                f"store_node.arena_path is the folder {node.arena_path}. Set store_node.capacity_bytes too."
-            )
-        return 0
-    wanted = node.capacity_bytes or quarter_of_memory_bytes()
-    if wanted < _MIN_CAPACITY_BYTES:
-        raise ConfigInvalid(f"store_node.capacity_bytes must be at least 1 MiB; it is {wanted}.")
-    return wanted
-
-
-def check_arena(arena: dict[str, Any]) -> None:
-    """Only the native server knows how large a file or a device is, rounded down to the pages of its mapping.
-
-    Raises:
-        ConfigInvalid: too small to be of use.
-    """
-    if arena["size_bytes"] < _MIN_CAPACITY_BYTES:
-        raise ConfigInvalid(
-            f"The arena {arena['description']} has {arena['size_bytes']} bytes; it must have at least 1 MiB. "
-            "Make the file larger (fallocate -l 64GiB), or set store_node.capacity_bytes."
-        )
-
-
-def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
-    """What the native server says of its arena, as it is reported to the master."""
-    tier = common_pb2.TIER_HBM if arena["kind"] == ArenaKind.GPU else common_pb2.TIER_DRAM
-    return common_pb2.Segment(id=0, tier=tier, capacity_bytes=arena["size_bytes"], kind=arena["kind"])
-
-
-def server_settings(
-    config: Config, identity: NodeIdentity, capacity_bytes: int, secret: bytes
-) -> dict[str, object]:
-    """The native server's configuration."""
-    node = config.store_node
-    settings: dict[str, Any] = {
-        "node_id": identity.node_id,
-        "host_id": identity.host_id,
-        "secret": secret,
-        "incarnation": identity.incarnation,
-        "capacity_bytes": capacity_bytes,
-        "tcp_host": node.data_host,
-        "tcp_port": node.data_port,
-        "unix_path": unix_path(config, identity.node_id),
-        "io_threads": node.io_threads,
-        "idle_timeout_ms": _IDLE_TIMEOUT_MS,
-        "grant_timeout_ms": _GRANT_TIMEOUT_MS,
-        "handshake_timeout_ms": _HANDSHAKE_TIMEOUT_MS,
-        "shards": _INDEX_SHARDS,
-        "huge_pages": node.huge_pages,
-        "numa_node": node.numa_node,
-        "max_block_bytes": _BLOCK_BYTES_MAX,
-        "expected_block_bytes": node.expected_block_bytes,
-        "event_log_capacity": _EVENTS_KEPT,
-        **config.rdma.native(),
-    }
-    if node.arena_device:
-        settings["arena_gpu"] = int(node.arena_device.partition(":")[2])
-    if node.ssd_bytes:
-        settings["ssd_paths"] = ssd_paths(config, identity.node_id)
-        settings["ssd_bytes"] = node.ssd_bytes
-        settings["ssd_write_bytes_per_s"] = write_bytes_per_s(node, settings["ssd_paths"])
-    if node.arena_path is not None:
-        settings["arena_path"] = str(node.arena_path)
-    if node.eviction:
-        settings["eviction"] = node.eviction
-    if config.tls.enabled:
-        settings["tls_cert"] = str(config.tls.cert_file or "")
-        settings["tls_key"] = str(config.tls.key_file or "")
-        if config.tls.require_client_cert:
-            settings["tls_client_ca"] = str(config.tls.ca_file or "")
-    return settings
-
-
-def ssd_paths(config: Config, node_id: str) -> list[str]:
-    """Where the SSD tier lies. Only the folder that is the node's own is made here: a disk that is not mounted must
-    not become a folder on the disk above it.
-
-    Raises:
-        ConfigInvalid: the folder cannot be made.
-    """
-    if config.store_node.ssd_paths:
-        return [os.path.expanduser(path) for path in config.store_node.ssd_paths]
-    folder = config.cluster.state_dir / "ssd" / node_id
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigInvalid(f"{folder} cannot be made: {error.strerror}.") from None
-    return [str(folder)]
-
-
-def unix_path(config: Config, node_id: str) -> str:
-    """Path of the data socket; empty when it is switched off.
-
-    Raises:
-        ConfigInvalid: the path is longer than the kernel allows for a socket.
-    """
-    node = config.store_node
-    if not node.unix_enabled:
-        return ""
-    path = node.unix_path or config.cluster.state_dir / "run" / f"{node_id}.sock"
-    if len(os.fsencode(path)) > UNIX_PATH_MAX:
-        raise ConfigInvalid(
-            f"The data socket's path is longer than {UNIX_PATH_MAX} bytes: {path}. "
-            "Set store_node.unix_path to a shorter one, or store_node.unix_enabled to false."
-        )
-    return str(path)
-
-
-def kept_node_id(folder: Path) -> str:
-    """The node's name from the state folder, made up at the first start."""
-    path = folder / _NODE_ID_FILE
-    try:
-        found = path.read_text(encoding="utf-8").strip()
-        if found and len(found) <= 128:
-            return found
-        raise ConfigInvalid(f"{path} does not hold a node's name. Delete it to get a new one.")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise ConfigInvalid(f"{path} cannot be read: {error.strerror}.") from None
-    name = f"node-{secrets.token_hex(4)}"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(name + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigInvalid(f"{path} cannot be written: {error.strerror}.") from None
-    return name
-
-
-def quarter_of_memory_bytes() -> int:
-    """A quarter of the memory that is left to this process now, in whole MiB."""
-    return memory_left_bytes() // 4 >> 20 << 20

@@ -21,6 +21,7 @@ from mooncache.runtime.clock import Clock
 from mooncache.store_node.core.report_planner import ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
 from mooncache.store_node.fence import check_fence
+from mooncache.store_node.surroundings import Surroundings
 from mooncache.store_node.tenants import NodeTenants
 
 
@@ -60,6 +61,7 @@ class NodeIdentity:
     incarnation: int
     software_version: str
     started_wall_ms: int
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class StoreNodeState:
     link: MasterLink | None
     copier: Copier | None = None
     tenants: NodeTenants | None = None
+    surroundings: Surroundings | None = None
     planner: ReportPlanner = field(default_factory=ReportPlanner)
     spares: SpareCopies = field(default_factory=SpareCopies)
     membership: NodeMembership = field(default_factory=NodeMembership)
@@ -108,6 +111,7 @@ class StoreNodeState:
     started_s: float = 0.0
     wake_membership: asyncio.Event = field(default_factory=asyncio.Event)
     counters: dict[str, int] = field(default_factory=dict)
+    formats: dict[str, int] = field(default_factory=dict)
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter of the service (the native server has its own)."""
@@ -122,6 +126,12 @@ class StoreNodeState:
         if self.tenants is None:
             raise Unsupported("This node keeps no table of tenants.")
         return self.tenants
+
+    def require_surroundings(self) -> Surroundings:
+        """The node's host and peers. Raises Unsupported for a node without them, as simulations have."""
+        if self.surroundings is None:
+            raise Unsupported("This node cannot say what its host is like.")
+        return self.surroundings
 
     def set_draining(self, draining: bool) -> None:
         """Refuse new blocks, or take them again."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -17,6 +16,7 @@ from mooncache.auth import tenant_id
 from mooncache.errors import InvalidArgument, MooncacheError
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.tenant_limits import FILE_BYTES_MAX, TenantLimits, TenantTable
+from mooncache.store_node.tenant_keys import TenantKeys
 
 TEND_SLOTS: Final = 1 << 20
 """Slots that one look for blocks beyond their TTL takes in."""
@@ -38,18 +38,23 @@ class TenantCore(Protocol):
         disk_share_bytes: int = 0,
         bytes_per_s: int = 0,
         ttl_ms: int = 0,
+        encrypted: bool = False,
     ) -> None: ...
 
     def tend_tenants(self, max_slots: int, /) -> dict[int, dict[str, int]]: ...
     def tenants(self) -> dict[int, str]: ...
     def purge(self, tenant_id: int, cursor: int, /) -> dict[str, int]: ...
+    def set_keys(self, tenant: str, keys: list[bytes]) -> None: ...
 
 
 class NodeTenants:
     """The table in force and the last figures. Used by one event loop."""
 
-    def __init__(self, core: TenantCore, path: Path, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, core: TenantCore, path: Path, wall_ms: Callable[[], int], keys: TenantKeys | None = None
+    ) -> None:
         self.core = core
+        self.keys = keys
         self._path = path
         self._wall_ms = wall_ms
         self._seen: tuple[int, int] | None = None  # of the file: time and size
@@ -93,6 +98,8 @@ class NodeTenants:
 
     def tend(self) -> None:
         """Ask the native server for figures; it ends blocks that are too old. Takes a moment: call it in a thread."""
+        if self.keys is not None:
+            self.keys.refresh(self.core)
         names = self.core.tenants()
         found: dict[str, dict[str, int]] = {}
         for number, figures in self.core.tend_tenants(TEND_SLOTS).items():
@@ -114,13 +121,26 @@ class NodeTenants:
             self.core.set_limits(name)
         for name, limits in table.tenants.items():
             if self.table.tenants.get(name, TenantLimits()) != limits:
-                self.core.set_limits(name, **asdict(limits))
+                self.core.set_limits(name, **limits.of_node(), encrypted=bool(limits.encrypted))
         self.table = table
         log.info(Event.NODE_TENANTS_SET, version=table.version, tenants=len(table.tenants))
+
+    def erase_keys(self, tenant: str) -> list[str]:
+        """Delete the keys of a tenant; the names of those that were here. Raises ConfigInvalid."""
+        return [] if self.keys is None else self.keys.erase(self.core, tenant)
 
     def purge_page(self, tenant: str, cursor: int) -> dict[str, int]:
         """One page of a purge, as the native server says."""
         return self.core.purge(tenant_id(tenant), cursor)
+
+
+def encrypted_tenants(path: Path) -> list[int]:
+    """Ids of the tenants whose blocks have to be encrypted, by the table in a file; none when there is none."""
+    try:
+        table = TenantTable.from_text(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, MooncacheError):
+        return []  # read_file() says what is wrong with it
+    return [tenant_id(name) for name, limits in table.tenants.items() if limits.encrypted]
 
 
 def largest(figures: Mapping[str, Mapping[str, int]], count: int) -> dict[str, dict[str, int]]:

@@ -15,13 +15,13 @@ from mooncache.config.pool import StoreNodeSection
 from mooncache.errors import ConfigInvalid, TransportUnavailable
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.reporting.output import console
-from mooncache.store_node.service import (
-    StoreNodeService,
+from mooncache.store_node.native_settings import (
     check_arena,
     quarter_of_memory_bytes,
     segment_of,
     wanted_bytes,
 )
+from mooncache.store_node.service import StoreNodeService
 from mooncache.store_node.state import ArenaKind
 from tests.client.conftest import make_cluster
 from tests.conditions import wait_until

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from mooncache.errors import ConfigInvalid
 from mooncache.store_node import keeping as keeping_module
-from mooncache.store_node.holder import Holder, RequestRefused, listen, parsed
-from mooncache.store_node.keeping import HeldMemory, HolderError, ask, close_all, end_holder
+from mooncache.store_node.holder import Holder, HolderError, RequestRefused, listen, parsed
+from mooncache.store_node.keeping import HeldMemory, ask, close_all, end_holder
 from tests.conditions import wait_until
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -43,7 +43,7 @@ time.sleep(600)
 
 
 class NodeProcess:
-    """A process that takes over the files of the node `one`, or makes them, and says which."""
+    """A process that adopts the files of the node `one`, or makes them, and says which."""
 
     def __init__(self, path: Path) -> None:
         self._process = subprocess.Popen(

@@ -20,17 +20,13 @@ import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.layout import HOLDER_SOCKET
 from mooncache.config import Config
-from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.errors import ConfigInvalid
 from mooncache.store_node.keeping import ask, end_holder, keeping_of
 from tests.conditions import wait_until
+from tests.store_node.questions import found, known, stored, value_of
 
 MIB = 1 << 20
-BLOCK = 64 << 10
 METRICS = (("MOONCACHE_METRICS_ENABLED", "true"),)
-
-
-def value_of(number: int) -> bytes:
-    return number.to_bytes(4, "little") * (BLOCK // 4)
 
 
 def kept(cluster: EmbeddedCluster, name: str) -> int:
@@ -59,26 +55,6 @@ def start_again(cluster: EmbeddedCluster) -> None:
     cluster.kill("node-1")
     cluster.restart("node-1")
     cluster.wait_ready(90.0)
-
-
-def found(client: mooncache.Client, key: str) -> bool | None:
-    """Whether a block is there; None while its node cannot be asked."""
-    try:
-        return client.exists(key)
-    except MooncacheError:
-        return None
-
-
-def stored(client: mooncache.Client, key: str, value: bytes) -> bool:
-    try:
-        client.put(key, value)
-    except MooncacheError:
-        return False
-    return True
-
-
-def known(client: mooncache.Client, keys: list[str]) -> set[str]:
-    return {key for key in keys if found(client, key)}
 
 
 def test_blocks_come_back_after_kill_9_and_removed_ones_do_not(cluster: EmbeddedCluster) -> None:

@@ -52,6 +52,9 @@ class FakeServer:
     def purge(self, tenant_id: int, cursor: int) -> dict[str, int]:
         raise NotImplementedError
 
+    def set_keys(self, tenant: str, keys: list[bytes]) -> None:
+        raise NotImplementedError
+
 
 def table_of(version: int, **tenants: TenantLimits) -> TenantTable:
     return TenantTable(version, tenants)
@@ -100,6 +103,7 @@ def test_an_edited_file_is_the_newest_table(tmp_path: Path) -> None:
         '{"tenants": {"a": {"no_such_limit": 1}}}',
         '{"tenants": {"a": {"ttl_ms": -1}}}',
         '{"tenants": {"a": {"ttl_ms": 1e3}}}',
+        '{"tenants": {"a": {"encrypted": 2}}}',
         '{"tenants": {"a": {"ttl_ms": 99999999999999999999}}}',
     ],
 )

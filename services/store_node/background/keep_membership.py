@@ -13,11 +13,11 @@ from mooncache.client.terms import PATIENCE_S
 from mooncache.errors import MooncacheError, NotLeader, StaleIncarnation, UnknownNode
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.backoff import Backoff
+from mooncache.runtime.formats import CONTROL_MINOR_NOW
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.tenant_limits import TenantTable
 from mooncache.store_node.state import StoreNodeState, arena_gone, stat
 
-PROTOCOL_MINOR = 1
 _INTERVAL_MIN_S = 0.05
 _INTERVAL_MAX_S = 60.0
 
@@ -79,11 +79,12 @@ async def register(state: StoreNodeState) -> None:
             incarnation=identity.incarnation,
             host_id=identity.host_id,
             software_version=identity.software_version,
-            protocol_minor=PROTOCOL_MINOR,
+            protocol_minor=CONTROL_MINOR_NOW,
             endpoints=state.endpoints,
             segments=state.segments,
             started_ms=identity.started_wall_ms,
             rails=state.rails(),
+            labels=identity.labels,
         ),
         master_pb2.RegisterNodeResponse,
         state.call_timeout_s,

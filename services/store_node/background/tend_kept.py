@@ -13,7 +13,8 @@ from typing import Any, Final, Protocol
 from mooncache.client.native_call import call_native
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.store_node.keeping import HeldMemory, HolderError
+from mooncache.store_node.holder import HolderError
+from mooncache.store_node.keeping import MemoryKeeper
 
 CHECK_BYTES_PER_S: Final = 1 << 30
 _STEP_S: Final = 0.125
@@ -30,7 +31,7 @@ class KeptMemory(Protocol):
     def tend_kept(self, max_bytes: int, /) -> dict[str, int]: ...
 
 
-async def run(core: KeptMemory, keeping: HeldMemory, clock: Clock) -> None:
+async def run(core: KeptMemory, keeping: MemoryKeeper, clock: Clock) -> None:
     """Until cancelled."""
     files = core.kept()["fds"]
     looked_s, lost, finished = clock.now_s(), False, False
@@ -51,7 +52,7 @@ async def run(core: KeptMemory, keeping: HeldMemory, clock: Clock) -> None:
         await clock.sleep(_STEP_S if progress["left_blocks"] else _REST_S)
 
 
-async def _look_after_holder(keeping: HeldMemory, files: list[int], *, lost: bool) -> bool:
+async def _look_after_holder(keeping: MemoryKeeper, files: list[int], *, lost: bool) -> bool:
     """Whether the files are with no holder now."""
     if await asyncio.to_thread(keeping.has, len(files)):
         return False
@@ -61,5 +62,5 @@ async def _look_after_holder(keeping: HeldMemory, files: list[int], *, lost: boo
         if not lost:
             log.warning(Event.NODE_MEMORY_NOT_KEPT, reason=str(why))
         return True
-    log.info(Event.NODE_MEMORY_KEPT, holder=str(keeping.path), files=len(files))
+    log.info(Event.NODE_MEMORY_KEPT, holder=keeping.place, files=len(files))
     return False

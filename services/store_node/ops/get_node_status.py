@@ -29,4 +29,6 @@ async def handle(
         master_id=membership.master_id if membership.registered else "",
         uptime_ms=max(0, int((context.now_s - state.started_s) * 1000)),
         counters={**stats, **service},
+        wall_ms=int(state.clock.wall_s() * 1e3),
+        formats=state.formats,
     )

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Final
 
 from mooncache.auth import check_tenant_name
-from mooncache.errors import OK, DeadlineExceeded, Internal
+from mooncache.errors import OK, ConfigInvalid, DeadlineExceeded, Internal
 from mooncache.proto.v1 import common_pb2
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.state import StoreNodeState
+from mooncache.store_node.tenants import NodeTenants
 
 _PAUSE_S: Final = 0.05
 _LEFT_S: Final = 0.5
@@ -43,11 +44,25 @@ async def handle(
             break
         await state.clock.sleep(_PAUSE_S)
     done.code = DeadlineExceeded.code if done.held_blocks else Internal.code if done.failed_blocks else OK
+    if request.erase_keys:
+        await _erase_keys(tenants, tenant, done)
     done.ended_wall_ms = round(state.clock.wall_s() * 1e3)
     log.info(
         Event.NODE_TENANT_PURGED, tenant=tenant, blocks=done.blocks, disk_blocks=done.disk_blocks, held=held
     )
     return pb.NodePurgeTenantResponse(purge=done)
+
+
+async def _erase_keys(tenants: NodeTenants, tenant: str, done: common_pb2.TenantPurge) -> None:
+    """After the records were overwritten: copies that are in no index cannot be read either."""
+    try:
+        ids = await asyncio.to_thread(tenants.erase_keys, tenant)
+    except ConfigInvalid as error:
+        log.error(Event.NODE_KEYS_REFUSED, tenant=tenant, reason=str(error))
+        done.code = done.code or ConfigInvalid.code
+        return
+    done.keys_erased = True
+    done.erased_key_ids.extend(ids)
 
 
 async def _pass(page: PurgePage, tenant: str, done: common_pb2.TenantPurge) -> int:
