@@ -1,0 +1,1 @@
+"""Faults, their order and the verdict: pure functions over plain records."""

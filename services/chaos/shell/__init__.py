@@ -1,0 +1,1 @@
+"""What touches the cluster: processes, requests, probes."""
