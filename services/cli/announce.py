@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mooncache.cli.announce_roles import document_of_roles, show_roles
 from mooncache.client.results import NodeView
 from mooncache.cluster.embedded import DEMO_TENANT, EmbeddedCluster
+from mooncache.cluster.processes import ServiceKind
+from mooncache.config import load
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.reporting.output import console, human_bytes, print_table
 
@@ -20,7 +23,12 @@ _ANSWER_TOKENS = 32
 
 
 def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[str, object]:
-    """Everything about a running cluster. `serving` is there when the cluster has engines."""
+    """Everything about a running cluster. `serving` is there when the cluster has engines.
+
+    On a machine with a role it is about the parts here.
+    """
+    if cluster.settings.roles:
+        return document_of_roles(cluster)
     document: dict[str, object] = {
         "master_targets": [cluster.master_target],
         "state_dir": str(cluster.state_dir),
@@ -40,15 +48,22 @@ def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[s
         ],
     }
     if cluster.settings.serves:
+        tls = load(overrides={"cluster.state_dir": str(cluster.state_dir)}).tls
         instances = cluster.describe_instances()
         document["serving"] = {
             "base_url": f"{cluster.layout.gateway_url}/v1",
             "gateway_pid": cluster.parts["gateway"].pid,
             "conductor_target": cluster.layout.conductor_target,
             "conductor_pid": cluster.parts["conductor"].pid,
+            "conductors": {
+                part.control: part.pid
+                for part in cluster.parts.values()
+                if part.service == ServiceKind.CONDUCTOR
+            },
             "api_key_file": str(cluster.demo_key_path),
             "tenant": DEMO_TENANT,
             "model": instances[0]["model"] if instances else "",
+            "ca_file": str(tls.ca_file) if tls.enabled and tls.ca_file else "",
             "random_weights": not cluster.settings.model,
             "instances": instances,
         }
@@ -66,19 +81,33 @@ def curl_line(serving: dict[str, Any]) -> str:
         else _short(serving["api_key_file"])
     )
     return (
-        f"curl {serving['base_url']}/chat/completions \\\n"
+        f"curl {_ca_option(serving)}{serving['base_url']}/chat/completions \\\n"
         f'  -H "Authorization: Bearer $(cat {key})" -H "Content-Type: application/json" \\\n'
         f"  -d {shlex.quote(body)}"
     )
 
 
+def _ca_option(serving: dict[str, Any]) -> str:
+    return f"--cacert {shlex.quote(serving['ca_file'])} " if serving["ca_file"] else ""
+
+
 def python_lines(serving: dict[str, object]) -> str:
     """A program that works as it stands with the unmodified `openai` package."""
+    with_ca = (
+        "import ssl",
+        "from pathlib import Path",
+        "from openai import DefaultHttpxClient, OpenAI",
+        f"http_client = DefaultHttpxClient(verify=ssl.create_default_context(cafile={serving['ca_file']!r}))",
+        f"client = OpenAI(base_url={serving['base_url']!r}, http_client=http_client,",
+    )
+    plain = (
+        "from pathlib import Path",
+        "from openai import OpenAI",
+        f"client = OpenAI(base_url={serving['base_url']!r},",
+    )
     return "\n".join(
         (
-            "from pathlib import Path",
-            "from openai import OpenAI",
-            f"client = OpenAI(base_url={serving['base_url']!r},",
+            *(with_ca if serving["ca_file"] else plain),
             f"                api_key=Path({serving['api_key_file']!r}).read_text().strip())",
             f"answer = client.chat.completions.create(model={serving['model']!r}, max_tokens={_ANSWER_TOKENS},",
             f"    messages=[{{'role': 'user', 'content': {_PROMPT!r}}}])",
@@ -89,6 +118,9 @@ def python_lines(serving: dict[str, object]) -> str:
 
 def show(document: dict[str, Any], *, token_created: bool, detached: bool = False) -> None:
     """Print the endpoints and what to do with them."""
+    if "roles" in document:
+        show_roles(document, detached=detached)
+        return
     console.print()
     serving = document.get("serving")
     if serving:
@@ -110,7 +142,10 @@ def show(document: dict[str, Any], *, token_created: bool, detached: bool = Fals
 def _show_parts(document: dict[str, Any], serving: dict[str, Any]) -> None:
     rows: list[tuple[Any, ...]] = [
         ("gateway", serving["gateway_pid"], "OpenAI-compatible HTTP", serving["base_url"]),
-        ("conductor", serving["conductor_pid"], "scheduler", serving["conductor_target"]),
+    ]
+    rows += [
+        ("conductor", pid, "scheduler" if number == 0 else "scheduler, standby or leader", target)
+        for number, (target, pid) in enumerate(serving["conductors"].items())
     ]
     rows += [
         (

@@ -8,12 +8,33 @@ from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError, Group
 
-from mooncache.cli import cluster, data, instances, local, node, services, tenant, tls, top, topology, trace
+from mooncache.cli import (
+    batch,
+    chaos,
+    cluster,
+    cost,
+    data,
+    instances,
+    invite,
+    local,
+    node,
+    reload,
+    repair,
+    services,
+    tenant,
+    tenant_key,
+    tls,
+    top,
+    topology,
+    trace,
+)
 from mooncache.cli import up as up_and_down
-from mooncache.cli.doctor import doctor
+from mooncache.cli.doctor.command import doctor
+from mooncache.cli.join import join
 from mooncache.cli.plan import plan
 from mooncache.cli.reproduce import reproduce
 from mooncache.cli.simulate import simulate
+from mooncache.cli.upgrade import upgrade
 from mooncache.cli.why import why
 from mooncache.errors import MooncacheError
 from mooncache.reporting.output import (
@@ -44,8 +65,10 @@ _BENCHMARKS = {  # not imported before one of them runs; the lists say this of t
     "serving": "A whole cluster on this machine: gateway, conductor, engines, pool.",
     "gateway": "What a gateway adds: time to the first token, tokenising, requests and events per second.",
     "handover": "How KV gets from the engine that computes it to the engine that needs it.",
+    "operate": "What parts for operators cost: the endpoint picker behind Envoy, batches beside online load.",
     "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
     "sound": "What one slow, stopped or overloaded part costs the others.",
+    "survival": "What the loss of a part costs, and how soon all is as it should be again.",
     "tiers": "The SSD tier: bytes over fio, memory beside a busy or stalled disk, wear, a start.",
     "transfer": "Measure what the transports move between two processes or hosts, beside each wire's own tool.",
 }
@@ -70,6 +93,7 @@ def build(chosen: str = "") -> App:
             "up": up_and_down.up,
             "down": up_and_down.down,
             "gateway": services.gateway,
+            "endpoint-picker": services.endpoint_picker,
             "conductor": services.conductor,
             "worker": services.worker,
             "master": services.master,
@@ -93,22 +117,21 @@ def build(chosen: str = "") -> App:
     engine_verbs: Commands = {"drain": instances.drain, "undrain": instances.undrain, "role": instances.role}
     app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, **engine_verbs))
     app.command(_folder("node", "Start a store node again.", CLUSTER, restart=node.restart))
-    tenant_verbs: Commands = {
-        "ls": tenant.ls,
-        "set": tenant.set_limits,
-        "purge": tenant.purge,
-        "check": tenant.check,
-    }
-    text = "What tenants hold in the pool, what they may have, and their end."
-    app.command(_folder("tenant", text, CLUSTER, **tenant_verbs))
+    app.command(_folder("repair", "Whether blocks have their copies.", CLUSTER, status=repair.status))
+    app.command(_batch())
+    app.command(_tenant())
+    app.command(upgrade, group=CLUSTER)
+    app.command(_invite())
+    app.command(join, group=CLUSTER)
     app.command(why, group=CLUSTER)
-    doctor_app = _folder("doctor", "Say what is wrong and how to fix it.", CLUSTER, rdma=topology.doctor_rdma)
-    doctor_app.default(doctor)
-    app.command(doctor_app)
+    app.command(_cost())
+    app.command(_doctor())
     app.command(topology.topology, group=CLUSTER)
-    app.command(_folder("config", "Show the configuration.", TOOLS, explain=local.explain))
-    trace_verbs: Commands = {"check": trace.check, "stats": trace.stats, "generate": trace.generate}
-    app.command(_folder("trace", "Check, describe or generate traces of requests.", TOOLS, **trace_verbs))
+    chaos_verbs: Commands = {"run": chaos.run, "list": chaos.list_faults}
+    app.command(_folder("chaos", "Break this machine's cluster, check every answer.", CLUSTER, **chaos_verbs))
+    config_verbs: Commands = {"explain": local.explain, "reload": reload.reload}
+    app.command(_folder("config", "Show the configuration, or have it read again.", TOOLS, **config_verbs))
+    app.command(_trace())
     app.command(_folder("tls", "Make certificates for a small cluster.", TOOLS, init=tls.init))
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
@@ -120,6 +143,53 @@ def build(chosen: str = "") -> App:
     app.command(simulate, group=TOOLS)
     app.command(plan, group=TOOLS)
     app.command(reproduce, group=TOOLS)
+    return app
+
+
+def _trace() -> App:
+    verbs: Commands = {"check": trace.check, "stats": trace.stats, "generate": trace.generate}
+    return _folder("trace", "Check, describe or generate traces of requests.", TOOLS, **verbs)
+
+
+def _batch() -> App:
+    verbs: Commands = {
+        "submit": batch.submit,
+        "ls": batch.ls,
+        "status": batch.status,
+        "cancel": batch.cancel,
+        "fetch": batch.fetch,
+    }
+    return _folder("batch", "Work that may wait until something is idle.", CLUSTER, **verbs)
+
+
+def _tenant() -> App:
+    verbs: Commands = {
+        "ls": tenant.ls,
+        "set": tenant.set_limits,
+        "purge": tenant.purge,
+        "check": tenant.check,
+    }
+    text = "What tenants hold in the pool, what they may have, and their end."
+    return _folder("tenant", text, CLUSTER, **verbs, **{"new-key": tenant_key.new_key})
+
+
+def _doctor() -> App:
+    app = _folder("doctor", "Say what is wrong and how to fix it.", CLUSTER, rdma=topology.doctor_rdma)
+    app.default(doctor)
+    return app
+
+
+def _cost() -> App:
+    verbs: Commands = {"prices": cost.print_prices, "what-if": cost.what_if}
+    app = _folder("cost", "What requests cost, and what caches saved.", CLUSTER, **verbs)
+    app.default(cost.cost)
+    return app
+
+
+def _invite() -> App:
+    verbs: Commands = {"list": invite.list_invitations, "revoke": invite.revoke}
+    app = _folder("invite", "Let another machine join this cluster.", CLUSTER, **verbs)
+    app.default(invite.invite)
     return app
 
 

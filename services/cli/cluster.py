@@ -58,6 +58,7 @@ def _node_row(item: master_pb2.NodeStatus) -> dict[str, object]:
         "heartbeat_age_s": item.heartbeat_age_ms / 1000.0,
         "full_report_pending": item.full_report_pending,
         "software_version": node.software_version,
+        "labels": dict(sorted(node.labels.items())),
         "rails": [
             {
                 "device": f"{rail.device}:{rail.port}",
@@ -249,6 +250,10 @@ def _show_pool(document: dict[str, Any]) -> None:
             for node in document["nodes"]
         ],
     )
+    for node in document["nodes"]:
+        if node["labels"]:
+            labels = " ".join(f"{name}={value}" for name, value in node["labels"].items())
+            console.print(f"{node['node_id']}: {labels}", style="dim", markup=False, highlight=False)
     rails = [
         (
             node["node_id"],
@@ -342,12 +347,27 @@ def drain(
     return EXIT_MISS if task is not None and task.state == master_pb2.TASK_STATE_FAILED else EXIT_OK
 
 
+def drain_text(task: master_pb2.Task, passed_s: float) -> str:
+    """How far a drain is; what is left is estimated from the blocks that are done."""
+    text = f"draining: {task.done_block_count} of {task.block_count} blocks, {human_bytes(task.copied_bytes)} copied"
+    left = task.block_count - task.done_block_count - task.failed_block_count
+    if not task.done_block_count or left <= 0 or passed_s <= 0:
+        return text
+    share = left / task.done_block_count
+    rate = task.copied_bytes / passed_s
+    return (
+        f"{text}, about {human_bytes(task.copied_bytes * share)} left at {human_bytes(rate)}/s, "
+        f"{human_age(passed_s * share)}"
+    )
+
+
 async def _follow(link: MasterLink, task_id: str, deadline_s: float, *, quiet: bool) -> master_pb2.Task:
     """Poll a task until it is over or the time is; a task that outlives the time limit goes on at the master."""
     from mooncache.errors import DeadlineExceeded
     from mooncache.runtime.clock import SystemClock
 
     clock = SystemClock()
+    began_s = time.monotonic()
     with (Console(quiet=True) if quiet else console).status("draining…") as shown:
         while True:
             left_s = deadline_s - time.monotonic()
@@ -365,5 +385,5 @@ async def _follow(link: MasterLink, task_id: str, deadline_s: float, *, quiet: b
             task = response.task
             if task.state in _TASK_OVER:
                 return task
-            shown.update(f"draining: {task.done_block_count} of {task.block_count} blocks")
+            shown.update(drain_text(task, time.monotonic() - began_s))
             await clock.sleep(_POLL_S)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
     from google.protobuf.message import Message
 
+    from mooncache.client.conductor_link import ConductorLink
     from mooncache.client.master_link import MasterLink
     from mooncache.client.sync import Client
     from mooncache.runtime.channel import Response
-    from mooncache.runtime.grpc_channel import GrpcChannel
 
 T = TypeVar("T")
 WHERE = Group("Where the cluster is", sort_key=90)
@@ -119,17 +119,16 @@ class Where:
         cluster = None if self.master else read_cluster_file(config.cluster.state_dir)
         return cluster.conductor_target if cluster is not None else ""
 
-    def conductor_channel(self) -> GrpcChannel:
-        """A channel to the conductor, for use inside one event loop. Close it.
+    def conductor_channel(self) -> ConductorLink:
+        """A line to the conductor that leads, for use inside one event loop. Close it.
 
         Raises:
             ConfigInvalid: the conductor's address is not configured.
         """
+        from mooncache.client.conductor_link import ConductorLink
         from mooncache.client.options import ClientOptions
-        from mooncache.errors import ConductorUnavailable, ConfigInvalid
-        from mooncache.runtime.grpc_channel import GrpcChannel
-        from mooncache.runtime.rpc import CONDUCTOR_SERVICE
-        from mooncache.runtime.tls import channel_credentials
+        from mooncache.config import load
+        from mooncache.errors import ConfigInvalid
 
         target = self.conductor_target()
         if not target:
@@ -138,14 +137,9 @@ class Where:
                 "cluster.conductor_target (MOONCACHE_CLUSTER_CONDUCTOR_TARGET)."
             )
         options = ClientOptions.gather(**{**self.settings(), "master": self.master or "127.0.0.1:1"})
-        return GrpcChannel(
-            target,
-            CONDUCTOR_SERVICE,
-            token=options.token,
-            credentials=channel_credentials(options.tls),
-            unavailable_error=ConductorUnavailable,
-            server_name=options.tls.server_name,
-        )
+        config = load(overrides={"cluster.state_dir": self.state_dir})
+        config = config.model_copy(update={"tls": options.tls})
+        return ConductorLink(target, options.token, config, listen=False)
 
     def ask_conductor(self, method: str, request: Message, response_class: type[Response]) -> Response:
         """One call to the conductor."""

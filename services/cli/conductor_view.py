@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from mooncache.proto.v1 import conductor_pb2
 from mooncache.reporting.output import human_bytes
+
+CONDUCTOR_ROLES: Final = {
+    conductor_pb2.CONDUCTOR_ROLE_LEADER: "leader",
+    conductor_pb2.CONDUCTOR_ROLE_STANDBY: "standby",
+    conductor_pb2.CONDUCTOR_ROLE_SEEKING: "seeking a leader",
+    conductor_pb2.CONDUCTOR_ROLE_UNREACHABLE: "does not answer",
+}
 
 
 def conductor_row(answer: conductor_pb2.GetConductorStatusResponse) -> dict[str, object]:
@@ -30,6 +38,16 @@ def conductor_row(answer: conductor_pb2.GetConductorStatusResponse) -> dict[str,
         "trimmed_prefixes_total": answer.trimmed_prefix_count,
         "trimmed_blocks_total": answer.trimmed_block_count,
         "copied_segments": answer.copied_segment_count,
+        "conductors": [
+            {
+                "target": view.target,
+                "role": CONDUCTOR_ROLES.get(view.role, "unknown"),
+                "term": view.term,
+                "answers": view.self,
+                "behind_s": view.behind_ms / 1e3,
+            }
+            for view in answer.conductors
+        ],
         "gateways": [
             {
                 "gateway_id": view.gateway.gateway_id,
@@ -65,4 +83,17 @@ def conductor_lines(row: dict[str, Any]) -> list[str]:
             f"prefixes copied {row['copied_prefixes_total']}, trimmed {row['trimmed_prefixes_total']}, "
             f"{row['copied_segments']} with copies now"
         )
-    return ["; ".join(how), "; ".join(done)]
+    return ["; ".join(how), "; ".join(done), *_standing_lines(row["conductors"])]
+
+
+def _standing_lines(conductors: list[dict[str, Any]]) -> list[str]:
+    """Each of several conductors in a line: whether it leads, and since when the present leader does."""
+    lines = []
+    for each in conductors:
+        # Terms are at least the wall clock's milliseconds.
+        since = (
+            datetime.fromtimestamp(each["term"] / 1e3, UTC).strftime("%H:%M:%S UTC") if each["term"] else ""
+        )
+        said = f"term {each['term']}" + (f" since {since}" if each["role"] == "leader" else "")
+        lines.append(f"{each['target']} {each['role']}" + (f", {said}" if each["term"] else ""))
+    return lines

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where, seconds_of
 from mooncache.client.results import BatchResult
-from mooncache.errors import InvalidArgument, NotFound
+from mooncache.errors import FewerReplicas, InvalidArgument, NotFound, code_name
 from mooncache.reporting.output import (
     EXIT_MISS,
     EXIT_OK,
@@ -87,13 +87,24 @@ def put(
     with where.connect() as client:
         result = client.put_many([to_key(key)], [data], replicas=replicas)
         result.raise_for_errors()
-        created, node = result.created[0], result.node_ids[0]
+        created, node, code = result.created[0], result.node_ids[0], result.codes[0]
     if json:
-        print_json({"key": key, "size_bytes": len(data), "created": created, "node_id": node})
-    elif created:
+        print_json(
+            {
+                "key": key,
+                "size_bytes": len(data),
+                "created": created,
+                "node_id": node,
+                "code": code_name(code),
+            }
+        )
+        return EXIT_OK
+    if created:
         console.print(f"stored {human_bytes(len(data))} on {node}")
     else:
         console.print("the pool holds this key already; nothing was stored")
+    if code == FewerReplicas.code:
+        console.print(f"{FewerReplicas.name}: fewer than {replicas} nodes took it", style="yellow")
     return EXIT_OK
 
 

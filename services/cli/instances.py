@@ -28,6 +28,7 @@ def instance_row(view: Any) -> dict[str, Any]:
         "reason": view.reason,
         "apart": view.apart,
         "engine": instance.engine,
+        "software_version": instance.software_version,
         "engine_version": instance.engine_version,
         "model": instance.model,
         "url": instance.url,

@@ -39,34 +39,52 @@ def token(
     metrics: Annotated[
         bool, Parameter(negative=(), help="Print the key with which a scraper reads /metrics.")
     ] = False,
+    control: Annotated[
+        bool, Parameter(negative=(), help="Print the key with which a program of yours calls over gRPC.")
+    ] = False,
+    picker: Annotated[
+        bool, Parameter(negative=(), help="Print the key that Envoy shows to the endpoint picker.")
+    ] = False,
     token_file: Annotated[Path | None, Parameter(help="File with the cluster token.")] = None,
     state_dir: Annotated[Path | None, Parameter(help="State folder with the cluster token.")] = None,
     json: AsJson = False,
 ) -> int:
-    """Print the cluster token, or a tenant's token or the metrics key derived from it. Treat the output as a password.
+    """Print the cluster token, or a token or key derived from it. Treat the output as a password.
 
     Derived tokens need no registration, because every service can derive them from the cluster token.
 
     For example:
 
         mooncache token --tenant team-a > team-a.token && chmod 600 team-a.token
+
+        mooncache token --control > control.key && chmod 600 control.key
     """
-    from mooncache.auth import load_cluster_token, metrics_key, tenant_token
+    from mooncache.auth import control_key, load_cluster_token, metrics_key, picker_key, tenant_token
     from mooncache.config import load
 
     config = load(overrides={"cluster.state_dir": state_dir, "cluster.token_file": token_file})
     found = load_cluster_token(config.cluster.token_path)
-    if metrics:
-        if tenant is not None:
-            raise InvalidArgument("Give --metrics or --tenant, not both.")
-        key = metrics_key(found)
+    if metrics or picker:
+        name, make = ("metrics", metrics_key) if metrics else ("picker", picker_key)
+        if tenant is not None or control or (metrics and picker):
+            raise InvalidArgument(
+                f"Give --{name} alone: its key belongs to no tenant and opens nothing else."
+            )
+        key = make(found)
         if json:
-            print_json({"metrics_key": key})
+            print_json({f"{name}_key": key})
         else:
             console.print(key, soft_wrap=True, markup=False)
         return EXIT_OK
     if tenant is not None:
         found = tenant_token(found, tenant)
+    if control:
+        key = control_key(found).text
+        if json:
+            print_json({"tenant": found.tenant, "admin": found.admin, "control_key": key})
+        else:
+            console.print(key, soft_wrap=True, markup=False)
+        return EXIT_OK
     if json:
         print_json({"tenant": found.tenant, "admin": found.admin, "token": found.text})
     else:

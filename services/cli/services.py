@@ -13,7 +13,9 @@ from mooncache.errors import InvalidArgument
 StateFolder = Annotated[Path | None, Parameter(help="State folder.")]
 ConfigPath = Annotated[Path | None, Parameter(help="TOML file.")]
 Masters = Annotated[str | None, Parameter(help="Masters, host:port[,host:port…].")]
-ConductorTarget = Annotated[str | None, Parameter(help="Conductor, host:port.")]
+ConductorTarget = Annotated[
+    str | None, Parameter(help="Conductor, host:port; with standbys all of them, separated by commas.")
+]
 ListenHost = Annotated[str | None, Parameter(help="Address to listen on; default 127.0.0.1.")]
 
 
@@ -25,6 +27,11 @@ def size_bytes(text: str, name: str) -> int:
         return parse_size_bytes(text)
     except ValueError as error:
         raise InvalidArgument(f"{name}: {error}.") from None
+
+
+def is_url(place: str | None) -> bool:
+    """Whether blocks that leave the node go to an object store, and not to a folder."""
+    return place is not None and "://" in place
 
 
 def _run_service(module: str, settings: dict[str, Any], config: Path | None) -> int:
@@ -63,9 +70,18 @@ def store_node(
     node_id: Annotated[str | None, Parameter(help="Name of the node, stable over restarts.")] = None,
     capacity: Annotated[str | None, Parameter(help="Memory for blocks, for example 64GiB.")] = None,
     ssd: Annotated[str | None, Parameter(help="Space on disk for blocks that left memory.")] = None,
+    shared: Annotated[
+        str | None,
+        Parameter(
+            help="Folder or object store (s3://...) of all nodes, for blocks that left memory and disk."
+        ),
+    ] = None,
     keep_memory: Annotated[
         bool, Parameter(negative=(), help="Leave blocks in memory to the next start, also after kill -9.")
     ] = False,
+    label: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Where the node is: zone=a, rack=r1. Can be repeated.")
+    ] = (),
     host: Annotated[str | None, Parameter(help="Address to listen on, control and data.")] = None,
     port: Annotated[int | None, Parameter(help="Port of the control service.")] = None,
     data_port: Annotated[int | None, Parameter(help="Port for block bytes.")] = None,
@@ -78,12 +94,16 @@ def store_node(
     For example:
 
         mooncache store-node --capacity 64GiB --master 10.0.0.5:7700 --host 10.0.0.6
+
+        mooncache store-node --capacity 64GiB --label zone=a --label rack=r1
     """
     settings = {
         "store_node.node_id": node_id,
         "store_node.capacity_bytes": None if capacity is None else size_bytes(capacity, "--capacity"),
         "store_node.keep_memory": "true" if keep_memory else None,
+        "store_node.labels": ",".join(label) or None,
         "store_node.ssd_bytes": None if ssd is None else size_bytes(ssd, "--ssd"),
+        "store_node.shared_url" if is_url(shared) else "store_node.shared_path": shared,
         "store_node.host": host,
         "store_node.data_host": host,
         "store_node.port": port,
@@ -115,19 +135,27 @@ def conductor(
     *,
     host: ListenHost = None,
     port: Annotated[int | None, Parameter(help="Port of the control service; default 7800.")] = None,
+    conductors: Annotated[
+        str | None, Parameter(help="All conductors, this one among them: host:port,host:port.")
+    ] = None,
     master: Masters = None,
     state_dir: StateFolder = None,
     config: ConfigPath = None,
 ) -> int:
     """Run the conductor, the scheduler of requests, in the foreground. Other settings: `mooncache config explain`.
 
+    Several conductors that name each other elect a leader; the others are standbys that know what it knows.
+
     For example:
 
         mooncache conductor --host 10.0.0.5 --master 10.0.0.5:7700
+
+        mooncache conductor --host 10.0.0.6 --master 10.0.0.5:7700 --conductors 10.0.0.5:7800,10.0.0.6:7800
     """
     settings = {
         "conductor.host": host,
         "conductor.port": port,
+        "cluster.conductor_target": conductors,
         "cluster.master_targets": master,
         "cluster.state_dir": state_dir,
     }
@@ -155,6 +183,32 @@ def gateway(
         "cluster.state_dir": state_dir,
     }
     return _run_service("mooncache.gateway", settings, config)
+
+
+def endpoint_picker(
+    *,
+    host: ListenHost = None,
+    port: Annotated[int | None, Parameter(help="Port that Envoy asks; default 9002.")] = None,
+    conductor: ConductorTarget = None,
+    state_dir: StateFolder = None,
+    config: ConfigPath = None,
+) -> int:
+    """Run an endpoint picker in the foreground: Envoy asks it over ext_proc where a request goes.
+
+    It takes a gateway's place behind the Gateway API Inference Extension, or an Envoy of your own. Envoy shows the key
+    that `mooncache token --picker` prints. Keys of clients, limits and times are those of the gateway's settings.
+
+    For example:
+
+        mooncache endpoint-picker --host 0.0.0.0 --conductor 10.0.0.5:7800
+    """
+    settings = {
+        "endpoint_picker.host": host,
+        "endpoint_picker.port": port,
+        "cluster.conductor_target": conductor,
+        "cluster.state_dir": state_dir,
+    }
+    return _run_service("mooncache.gateway.picker", settings, config)
 
 
 def worker(

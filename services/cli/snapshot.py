@@ -12,19 +12,26 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from google.protobuf.message import Message
+
 from mooncache.cli.common import Where
 from mooncache.cli.conductor_view import conductor_row
 from mooncache.cli.core.samples import MetricSamples, parse
 from mooncache.cli.instances import instance_row
+from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
 from mooncache.client.state_dir import ClusterFile, PartView, read_cluster_file
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.watch import reason_of
 from mooncache.config import load
-from mooncache.errors import MooncacheError
+from mooncache.errors import MooncacheError, NodeUnavailable
 from mooncache.proto.v1 import conductor_pb2, master_pb2
+from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import SystemClock
+from mooncache.runtime.grpc_channel import GrpcChannel
+from mooncache.runtime.rpc import STORE_NODE_SERVICE
+from mooncache.runtime.tls import channel_credentials
 
 
 @dataclass
@@ -61,12 +68,28 @@ class ClusterPoller:
         self._timeout_s = min(where.timeout_s, 10.0)
         options = ClientOptions.gather(**where.settings())
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
-        self._token = options.token
+        self._token, self._tls = options.token, options.tls
         self.config = config = load(overrides={"cluster.state_dir": where.state_dir})
         self._folder = None if where.master else config.cluster.state_dir
         self.cluster = self._read()
         self.conductor_target = where.conductor_target()
         self._conductor = where.conductor_channel() if self.conductor_target else None
+
+    @property
+    def conductor_channel(self) -> ConductorLink | None:
+        """The line to the conductor; None where none is configured."""
+        return self._conductor
+
+    def node_channel(self, target: str) -> GrpcChannel:
+        """A line to the control port of a node. Close it."""
+        return GrpcChannel(
+            target,
+            STORE_NODE_SERVICE,
+            token=self._token,
+            credentials=channel_credentials(self._tls),
+            unavailable_error=NodeUnavailable,
+            server_name=self._tls.server_name,
+        )
 
     @property
     def gateway_url(self) -> str:
@@ -99,14 +122,16 @@ class ClusterPoller:
         )
         return found
 
+    async def ask_master(self, method: str, request: Message, response_class: type[Response]) -> Response:
+        """One call to the leading master. Raises MooncacheError."""
+        return await self._link.call(
+            method, request, response_class, self._timeout_s, attempt_s=min(2.0, self._timeout_s)
+        )
+
     async def _master(self, found: ClusterSnapshot) -> None:
         try:
-            found.status = await self._link.call(
-                "GetStatus",
-                master_pb2.GetStatusRequest(),
-                master_pb2.GetStatusResponse,
-                self._timeout_s,
-                attempt_s=min(2.0, self._timeout_s),
+            found.status = await self.ask_master(
+                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse
             )
         except MooncacheError as error:
             found.master_error = error

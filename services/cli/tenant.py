@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Name = Annotated[str, Parameter(help="Name of the tenant.")]
 _RECEIPT_PREFIX: Final = b"mooncache receipt v1\0"
 _OTHERS: Final = "(others)"
+_METHOD: Final = "overwritten with zeros where they lay; copies evicted or removed before are not among them"
+_METHOD_KEYS: Final = (
+    "; nodes with keys_erased have deleted the keys, without which encrypted copies are unreadable"
+)
 _FILE_BYTES_MAX: Final = 16 << 20
 
 
@@ -51,6 +55,8 @@ def ls(*, where: Where = HERE, json: AsJson = False) -> int:
         "GiB h",
         "quota",
         "share",
+        "copies",
+        "encrypted",
     ]
     print_table("", columns, [_row(name, row) for name, row in document["tenants"].items()])
     return EXIT_OK
@@ -79,16 +85,31 @@ def set_limits(
         str | None,
         Parameter(help='Age at which a block is removed, as "12h"; it is not kept on disks then. 0: none.'),
     ] = None,
+    replicas: Annotated[
+        int | None, Parameter(help="Copies of each of its blocks in the pool; 0: as master.replicas says.")
+    ] = None,
+    encrypted: Annotated[
+        bool | None,
+        Parameter(
+            help="Whether its blocks go to disks encrypted or not at all, also where a key is missing."
+        ),
+    ] = None,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Set what a tenant may have, on all nodes and without a restart; what is not named stays as it is.
 
+    Keys are not set here: they are files of the nodes, which `mooncache tenant new-key` makes.
+
     For example:
 
         mooncache tenant set team-a --quota 8GiB --share 2GiB
+
+        mooncache tenant set team-a --replicas 2
+
+        mooncache tenant set team-a --encrypted
     """
-    given = _given(quota, share, disk_quota, disk_share, rate, ttl)
+    given = _given(quota, share, disk_quota, disk_share, rate, ttl, replicas, encrypted)
     version, nodes, limits = where.ask_master(lambda link: _set(link, name, given, where.timeout_s))
     document = {"tenant": name, "version": version, "node_ids": nodes, **asdict(limits)}
     if json:
@@ -106,13 +127,18 @@ def purge(
     /,
     *,
     yes: Annotated[bool, Parameter(negative=(), help="Do it; without this nothing happens.")] = False,
+    erase_keys: Annotated[
+        bool,
+        Parameter(negative=(), help="Nodes delete the tenant's key files, too: then no copy can be read."),
+    ] = False,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
     """Remove all blocks of a tenant from every node, overwrite their bytes, and print a receipt.
 
     The exit code is 0 when every node has done it. What was evicted or removed before is overwritten when its place is
-    used again. `mooncache tenant check` proves a receipt that was written with --json.
+    used again; where the tenant's blocks are encrypted, --erase-keys makes these copies, and those in backups of a
+    disk, unreadable now. `mooncache tenant check` proves a receipt that was written with --json.
 
     For example:
 
@@ -120,7 +146,7 @@ def purge(
     """
     if not yes:
         raise InvalidArgument(f"This removes every block of {name} for good. Add --yes to do it.")
-    receipt = where.ask_master(lambda link: _purge(link, name, where.timeout_s))
+    receipt = where.ask_master(lambda link: _purge(link, name, where.timeout_s, erase_keys=erase_keys))
     receipt["proof"] = _proof(receipt, where)
     if json:
         print_json(receipt)
@@ -182,9 +208,12 @@ def _given(
     disk_share: str | None,
     rate: str | None,
     ttl: str | None,
+    replicas: int | None,
+    encrypted: bool | None,
 ) -> dict[str, int]:
     """The limits that were named."""
     from mooncache.config.units import parse_duration_s, parse_size_bytes
+    from mooncache.runtime.tenant_limits import REPLICAS_MAX
 
     sizes = {
         "memory_quota_bytes": quota,
@@ -196,9 +225,16 @@ def _given(
     found = {key: parse_size_bytes(text) for key, text in sizes.items() if text is not None}
     if ttl is not None:
         found["ttl_ms"] = round(parse_duration_s(ttl) * 1e3)
+    if replicas is not None:
+        if not 0 <= replicas <= REPLICAS_MAX:
+            raise InvalidArgument(f"--replicas must be from 0 to {REPLICAS_MAX}.")
+        found["replicas"] = replicas
+    if encrypted is not None:
+        found["encrypted"] = int(encrypted)
     if not found:
         raise InvalidArgument(
-            "Name at least one of --quota, --share, --disk-quota, --disk-share, --rate, --ttl."
+            "Name at least one of --quota, --share, --disk-quota, --disk-share, --rate, --ttl, --replicas, "
+            "--encrypted."
         )
     return found
 
@@ -224,10 +260,11 @@ async def _set(
     return answer.version, list(answer.node_ids), limits
 
 
-async def _purge(link: Any, name: str, timeout_s: float) -> dict[str, Any]:
+async def _purge(link: Any, name: str, timeout_s: float, *, erase_keys: bool) -> dict[str, Any]:
     from mooncache.proto.v1 import master_pb2
 
-    asked, answer = master_pb2.PurgeTenantRequest(tenant=name), master_pb2.PurgeTenantResponse
+    asked = master_pb2.PurgeTenantRequest(tenant=name, erase_keys=erase_keys)
+    answer = master_pb2.PurgeTenantResponse
     began_s = time.time()
     found: master_pb2.PurgeTenantResponse = await link.call("PurgeTenant", asked, answer, timeout_s)
     nodes = [
@@ -242,6 +279,8 @@ async def _purge(link: Any, name: str, timeout_s: float) -> dict[str, Any]:
             "held_blocks": node.held_blocks,
             "failed_blocks": node.failed_blocks,
             "ended_unix_ms": node.ended_wall_ms,
+            "keys_erased": node.keys_erased,
+            "erased_key_ids": list(node.erased_key_ids),
         }
         for node in found.purges
     ]
@@ -249,7 +288,7 @@ async def _purge(link: Any, name: str, timeout_s: float) -> dict[str, Any]:
         "tenant": name,
         "asked_unix_ms": round(began_s * 1e3),
         "complete": bool(nodes) and all(node["code"] == OK for node in nodes),
-        "method": "overwritten with zeros where they lay; copies evicted or removed before are not among them",
+        "method": _METHOD + (_METHOD_KEYS if erase_keys else ""),
         "nodes": nodes,
     }
 
@@ -259,6 +298,8 @@ def _purged_text(node: Mapping[str, Any]) -> str:
         f"{node['node_id']}: {node['blocks']} blocks ({human_bytes(node['bytes'])}) in memory and "
         f"{node['disk_blocks']} ({human_bytes(node['disk_bytes'])}) on disks overwritten"
     )
+    if node["keys_erased"]:
+        text += f", keys deleted ({' '.join(node['erased_key_ids']) or 'none was left'})"
     return (
         text
         if node["code"] == OK
@@ -312,4 +353,6 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{gib_hours:.3f}",
         human_bytes(limits["memory_quota_bytes"]) if limits["memory_quota_bytes"] else "-",
         human_bytes(limits["memory_share_bytes"]) if limits["memory_share_bytes"] else "-",
+        str(limits["replicas"]) if limits["replicas"] else "-",
+        "always" if limits["encrypted"] else "-",
     ]

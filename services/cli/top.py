@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from mooncache.cli.common import HERE, AsJson, Where, seconds_of
 from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json
+from mooncache.runtime.tasks import wait_for_event
 
 if TYPE_CHECKING:
     from mooncache.cli.snapshot import ClusterSnapshot
@@ -99,9 +100,7 @@ async def _live(where: Where, interval_s: float) -> None:
                 snapshots.append(await poller.poll())
                 document = frame_document(snapshots[-1], snapshots[0], poller.gateway_url)
                 live.update(frame(document, console.width), refresh=True)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(interval_s):
-                        await ended.wait()
+                await wait_for_event(ended, interval_s)
     finally:
         await poller.close()
 

@@ -137,6 +137,7 @@ def _instances(rows: list[dict[str, Any]], *, wide: bool) -> Table:
 
 def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
     disks = any(row["ssd_capacity_bytes"] for row in rows)
+    shares = any(row["shared_capacity_bytes"] for row in rows)
     columns = [
         "node",
         "state",
@@ -150,12 +151,19 @@ def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
         "in/s",
         "out/s",
     ]
-    table = _table(*columns, *(("on disk", "of", "reads/s") if disks else ()), left=3)
+    below_memory = ("on disk", "of", "reads/s") if disks else ()
+    shared = ("shared", "of", "reads/s") if shares else ()
+    table = _table(*columns, *below_memory, *shared, left=3)
     for row in rows:
         below = (
             human_bytes(row["ssd_used_bytes"]),
             human_bytes(row["ssd_capacity_bytes"]),
             _count(row["ssd_reads_per_s"]),
+        )
+        in_log = (
+            human_bytes(row["shared_used_bytes"]),
+            human_bytes(row["shared_capacity_bytes"]),
+            _count(row["shared_reads_per_s"]),
         )
         table.add_row(
             Text(row["node_id"]),
@@ -170,6 +178,7 @@ def _nodes(rows: list[dict[str, Any]], *, wide: bool) -> Table:
             human_bytes(row["bytes_in_per_s"]),
             human_bytes(row["bytes_out_per_s"]),
             *(below if disks else ()),
+            *(in_log if shares else ()),
         )
     return table
 

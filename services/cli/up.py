@@ -41,9 +41,34 @@ Model = Annotated[
         group=ENGINES, help="Folder of a model, or its id on a hub. Default: a small one with random weights."
     ),
 ]
+ModelName = Annotated[str, Parameter(group=ENGINES, help="Name by which clients request the model.")]
+Prefill = Annotated[
+    int | None,
+    Parameter(
+        group=ENGINES,
+        help="Number of prefill engines; 0: decode engines do both. Default 1, or 0 with --role.",
+    ),
+]
+Decode = Annotated[int, Parameter(group=ENGINES, help="Number of decode engines.")]
+Capacity = Annotated[str, Parameter(group=POOL, help="Memory of each store node for blocks.")]
+Host = Annotated[
+    str | None,
+    Parameter(group=PORTS, help="Address to listen on; default 127.0.0.1, or that of `mooncache join`."),
+]
+LogLevel = Annotated[str, Parameter(help="Log level: debug, info, warning or error.")]
 EngineName = Annotated[
     str,
     Parameter(group=ENGINES, help="auto, vllm, hf (a small engine on transformers) or none (a pool alone)."),
+]
+DiskSpace = Annotated[
+    str, Parameter(group=POOL, help="Space of each store node on disk, for blocks that left its memory.")
+]
+Shared = Annotated[
+    str | None,
+    Parameter(
+        group=POOL,
+        help="Folder or object store (s3://...) of all nodes, for blocks that left memory and disk.",
+    ),
 ]
 KeepMemory = Annotated[
     bool,
@@ -57,6 +82,9 @@ HttpPort = Annotated[
 ConductorPort = Annotated[
     int | None, Parameter(group=PORTS, help="Port of the conductor; default 7800 when free.")
 ]
+ConductorCount = Annotated[
+    int, Parameter(group=ENGINES, help="Number of conductors: one leads, the others are its standbys.")
+]
 MasterPort = Annotated[int | None, Parameter(group=PORTS, help="Port of the master; default 7700 when free.")]
 NodeCount = Annotated[
     int | None, Parameter(group=POOL, help="Number of store nodes; default 1, or 2 for a pool alone.")
@@ -68,6 +96,23 @@ StateDir = Annotated[
 Timeout = Annotated[
     str | None, Parameter(help="Time limit for the start; default 10min, or 30s for a pool alone.")
 ]
+Roles = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--role",
+        negative=(),
+        help="Start only this for the cluster that this machine joined: store, engine or gateway. Can be repeated.",
+    ),
+]
+Tls = Annotated[
+    bool,
+    Parameter(
+        negative=(),
+        group=PORTS,
+        help="Turn TLS on, now and from then on; makes an authority and a certificate for --host. Needed for "
+        "`mooncache invite`.",
+    ),
+]
 Detach = Annotated[
     bool, Parameter(negative=(), help="Run in the background and return when everything is ready.")
 ]
@@ -76,26 +121,24 @@ Detach = Annotated[
 def up(
     *,
     model: Model = "",
-    model_name: Annotated[
-        str, Parameter(group=ENGINES, help="Name by which clients request the model.")
-    ] = "",
+    model_name: ModelName = "",
     engine: EngineName = "auto",
-    prefill: Annotated[
-        int, Parameter(group=ENGINES, help="Number of prefill engines; 0: decode engines do both.")
-    ] = 1,
-    decode: Annotated[int, Parameter(group=ENGINES, help="Number of decode engines.")] = 1,
+    prefill: Prefill = None,
+    decode: Decode = 1,
+    conductors: ConductorCount = 1,
     nodes: NodeCount = None,
-    capacity: Annotated[str, Parameter(group=POOL, help="Memory of each store node for blocks.")] = "1GiB",
-    ssd: Annotated[
-        str, Parameter(group=POOL, help="Space of each store node on disk, for blocks that left its memory.")
-    ] = "0",
+    capacity: Capacity = "1GiB",
+    ssd: DiskSpace = "0",
+    shared: Shared = None,
     keep_memory: KeepMemory = False,
-    host: Annotated[str, Parameter(group=PORTS, help="Address to listen on.")] = "127.0.0.1",
+    host: Host = None,
+    tls: Tls = False,
+    role: Roles = (),
     port: HttpPort = None,
     conductor_port: ConductorPort = None,
     master_port: MasterPort = None,
     state_dir: StateDir = None,
-    log_level: Annotated[str, Parameter(help="Log level: debug, info, warning or error.")] = "info",
+    log_level: LogLevel = "info",
     timeout: Timeout = None,
     detach: Detach = False,
     json: AsJson = False,
@@ -112,36 +155,47 @@ def up(
         mooncache up --model ~/models/Qwen3-0.6B --prefill 1 --decode 2
 
         mooncache up --engine none --nodes 4 --capacity 256MiB
+
+        mooncache up --tls --host 10.0.0.5   # then `mooncache invite`, and on a second machine `mooncache join`
     """
-    from mooncache.cli.services import size_bytes
+    from mooncache.cli.roles import choose
+    from mooncache.cli.services import is_url, size_bytes
     from mooncache.cluster.embedded import ClusterSettings
-    from mooncache.cluster.settings import choose_engine, resolve_model
+    from mooncache.cluster.settings import resolve_model
     from mooncache.config import load
 
-    chosen, why = choose_engine(engine)
+    config = load(overrides={"cluster.state_dir": state_dir})
+    chosen = choose(config, role, engine, prefill, host, model, model_name, tls=tls)
     settings = ClusterSettings(
-        state_dir=load(overrides={"cluster.state_dir": state_dir}).cluster.state_dir,
+        state_dir=config.cluster.state_dir,
         nodes=nodes,
         capacity_bytes=size_bytes(capacity, "--capacity"),
         ssd_bytes=size_bytes(ssd, "--ssd"),
+        shared_path=None if shared is None or is_url(shared) else Path(shared),
+        shared_url=shared if shared is not None and is_url(shared) else "",
         keep_memory=keep_memory,
-        host=host,
+        host=chosen.host,
         port=master_port,
         log_level=log_level,
-        engine=chosen,
+        engine=chosen.engine,
         model=resolve_model(model),
-        model_name=model_name,
-        prefill=prefill,
+        model_name=chosen.model_name,
+        prefill=chosen.prefill,
         decode=decode,
+        conductors=conductors,
         conductor_port=conductor_port,
         gateway_port=port,
+        roles=chosen.roles,
     )
+    return _start(settings, chosen.why, timeout, detach=detach, as_json=json)
+
+
+def _start(settings: ClusterSettings, why: str, timeout: str | None, *, detach: bool, as_json: bool) -> int:
+    """`why`: a sentence about the engine that was chosen, or ""."""
     ready_s = None if timeout is None else seconds_of(timeout, "--timeout")
-    if why and not json:
+    if why and not as_json:
         console.print(why, style="yellow", markup=False)
-    if detach:
-        return run_detached(settings, ready_s, as_json=json)
-    return _in_foreground(settings, ready_s, as_json=json)
+    return (run_detached if detach else _in_foreground)(settings, ready_s, as_json=as_json)
 
 
 def _in_foreground(settings: ClusterSettings, ready_s: float | None, *, as_json: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -13,6 +13,9 @@ from mooncache.cli.core.time_bars import bars
 from mooncache.conductor.core.progress import Phase
 from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
+
+if TYPE_CHECKING:
+    from mooncache.plan.core.price_book import PriceBook
 
 _REASONS = {
     "never_seen": "never seen: these tokens were not computed before, as far as the conductor remembers",
@@ -76,6 +79,10 @@ def why(
     svg: Annotated[
         Path | None, Parameter(help="Also write the line of time as a picture to this file.")
     ] = None,
+    prices: Annotated[
+        Path | None,
+        Parameter(help="Price book of the line about money; `mooncache cost prices` prints one."),
+    ] = None,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
@@ -95,6 +102,7 @@ def why(
 
         mooncache why 4f1c2a9be0a14a63 --svg time.svg
     """
+    from mooncache.plan.loading import read_prices
     from mooncache.proto.v1 import conductor_pb2
 
     response = where.ask_conductor(
@@ -107,9 +115,29 @@ def why(
         _save_picture(record, svg)
     if json:
         print_json(record)
-    else:
-        show(record)
+        return EXIT_OK
+    book = read_prices(prices)
+    show(record)
+    _cost(record, book, where, made_up=prices is None)
     return EXIT_OK
+
+
+def _cost(record: dict[str, Any], book: PriceBook, where: Where, *, made_up: bool) -> None:
+    """What the request cost, when it has ended."""
+    from mooncache.cli.core.cost_text import request_line
+    from mooncache.cli.cost import engine_hours
+    from mooncache.plan.core.request_cost import ENDED, price_of_request
+    from mooncache.proto.v1 import conductor_pb2
+
+    if record["state"] not in ENDED:
+        return
+    listed = where.ask_conductor(
+        "ListInstances", conductor_pb2.ListInstancesRequest(), conductor_pb2.ListInstancesResponse
+    )
+    engines = engine_hours((view.instance for view in listed.instances), book)
+    cost = price_of_request(record, book, engines)
+    line = request_line(cost, book, made_up=made_up)
+    console.print("\n" + line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _save_picture(record: dict[str, Any], path: Path) -> None:

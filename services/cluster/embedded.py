@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import IO, Any, Self
 from mooncache.auth import load_cluster_token, load_or_create_cluster_token, tenant_token
 from mooncache.client.results import NodeView
 from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
+from mooncache.cluster.interpreter import forget_interpreter
 from mooncache.cluster.layout import HOLDER_SOCKET, ClusterLayout, is_worker, plan
 from mooncache.cluster.ports import PortPicker
 from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
@@ -41,7 +41,8 @@ from mooncache.config import load
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES
 from mooncache.kvcache.instance_role import InstanceRole
-from mooncache.runtime.ports import UNIX_PATH_MAX
+from mooncache.runtime.ports import UNIX_PATH_MAX, make_socket_folder
+from mooncache.runtime.supervision import RunState
 from mooncache.store_node.keeping import end_holder
 
 __all__ = ["ClusterSettings", "EmbeddedCluster", "StartProgress"]
@@ -273,7 +274,10 @@ class EmbeddedCluster:
         config = load(overrides={"cluster.state_dir": str(self.state_dir)})
         _, self.token_created = load_or_create_cluster_token(self.token_path)
         self._run_dir = self._socket_folder()
+        forget_interpreter(self.state_dir)
         self.layout = plan(self.settings, config, self.state_dir, self._run_dir, self.run_id, self._ports)
+        if self._gateway is not None:
+            self._gateway.listener = self._ports.listen(self._gateway.port)
         if self.settings.serves:
             self._write_demo_key()
 
@@ -288,20 +292,29 @@ class EmbeddedCluster:
         """Folder for the data sockets. A socket's path may have about 100 bytes: a deep state folder gets another."""
         folder = self.state_dir / "run"
         if len(os.fsencode(folder / "node-64.sock")) > UNIX_PATH_MAX:
-            return Path(tempfile.mkdtemp(prefix="mooncache-"))
+            return make_socket_folder()
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
+    @property
+    def _gateway(self) -> Part | None:
+        """The gateway; None for a pool alone, and on a machine of a larger cluster that has none."""
+        gateways = (part for part in self.parts.values() if part.service == ServiceKind.GATEWAY)
+        return next(gateways, None)
+
     def _announce_ready(self) -> None:
+        gateway = self._gateway
+        if gateway is not None and self._records[gateway.name].state == RunState.GIVEN_UP:
+            self._ports.release(gateway.port)  # its answer will not come
         with contextlib.suppress(OSError):  # a full disk must not end the supervision
             self._announce(ready=True)
 
     def _announce(self, *, ready: bool) -> None:
-        tls = load().tls
+        tls = load(overrides={"cluster.state_dir": str(self.state_dir)}).tls
         parts = self.parts.items()
         content = {
             "tls_ca": str(tls.ca_file) if tls.enabled and tls.ca_file else None,
-            "master_targets": [self.master_target],
+            "master_targets": self.master_target.split(","),
             "conductor_target": self.layout.conductor_target,
             "gateway_url": self.layout.gateway_url,
             "pid": os.getpid(),

@@ -16,6 +16,7 @@ from mooncache.cluster.settings import (
     CONDUCTOR_PORT,
     GATEWAY_PORT,
     MASTER_PORT,
+    ClusterRole,
     ClusterSettings,
     gpu_count,
 )
@@ -25,7 +26,9 @@ from mooncache.runtime.ports import host_in_url
 
 _BLOCK_TOKENS = 32
 _GPU_SHARE = 0.85
+USUAL_LEVEL = "info"
 HOLDER_SOCKET = "holder.sock"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - compared, not bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,38 +68,69 @@ class _Planner:
         self._scheme = "https" if config.tls.enabled else "http"
         self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
         host = host_in_url(settings.host)
-        self._master = f"{host}:{ports.pick(settings.port, MASTER_PORT, '--master-port')}"
-        self._conductor = self._gateway = ""
-        if settings.serves:
-            port = ports.pick(settings.conductor_port, CONDUCTOR_PORT, "--conductor-port")
-            self._conductor = f"{host}:{port}"
+        self._conductors: list[str] = []
+        self._gateway = ""
+        if settings.roles:
+            self._master = ",".join(config.cluster.master_targets)
+            self._conductors = [each for each in config.cluster.conductor_target.split(",") if each]
+        else:
+            self._master = f"{host}:{ports.pick(settings.port, MASTER_PORT, '--master-port')}"
+            if settings.serves:
+                port = ports.pick(settings.conductor_port, CONDUCTOR_PORT, "--conductor-port")
+                more = [ports.any() for _ in range(1, settings.conductors)]
+                self._conductors = [f"{host}:{each}" for each in (port, *more)]
+        if settings.runs(ClusterRole.GATEWAY):
             self._gateway = f"{host}:{ports.pick(settings.gateway_port, GATEWAY_PORT, '--port')}"
         self._common = {
             "MOONCACHE_CLUSTER_STATE_DIR": str(state_dir),
             "MOONCACHE_CLUSTER_MASTER_TARGETS": self._master,
             "MOONCACHE_LOGGING_FORMAT": "json",
-            "MOONCACHE_LOGGING_LEVEL": settings.log_level,
             RUN_VARIABLE: run_id,
         }
+        if (
+            settings.log_level != USUAL_LEVEL
+        ):  # else it is the configuration's, which may change while all runs
+            self._common["MOONCACHE_LOGGING_LEVEL"] = settings.log_level
         if "cluster.token_file" in self._chosen and config.cluster.token_file is not None:
             self._common["MOONCACHE_CLUSTER_TOKEN_FILE"] = str(config.cluster.token_file)
-        if self._conductor:
-            self._common["MOONCACHE_CLUSTER_CONDUCTOR_TARGET"] = self._conductor
+        if self._conductors:
+            self._common["MOONCACHE_CLUSTER_CONDUCTOR_TARGET"] = self._conductor_target
 
     def layout(self) -> ClusterLayout:
-        parts = [self._part("master", ServiceKind.MASTER, self._master, {})]
-        parts += [self._node(number) for number in range(1, self._settings.node_count + 1)]
-        if self._settings.serves:
-            parts.append(self._part("conductor", ServiceKind.CONDUCTOR, self._conductor, self._patience()))
-            drain = {"DRAIN_TIMEOUT_S": "3"}  # Ctrl-C on a laptop should not take half a minute
-            parts.append(self._part("gateway", ServiceKind.GATEWAY, self._gateway, drain))
+        settings = self._settings
+        parts = []
+        if not settings.roles:
+            parts.append(self._part("master", ServiceKind.MASTER, self._master, {}))
+        if settings.runs(ClusterRole.STORE):
+            parts += [self._node(number) for number in range(1, settings.node_count + 1)]
+        if settings.serves and not settings.roles:
+            for number, target in enumerate(self._conductors, 1):
+                name = "conductor" if number == 1 else f"conductor-{number}"
+                parts.append(self._part(name, ServiceKind.CONDUCTOR, target, self._patience()))
+        if settings.runs(ClusterRole.GATEWAY):
+            more = {"DRAIN_TIMEOUT_S": "3"}  # Ctrl-C on a laptop should not take half a minute
+            if "gateway.batch_dir" not in self._chosen:
+                more["BATCH_DIR"] = str(self._state_dir / "batches")
+            if settings.model and "gateway.model_folders" not in self._chosen:
+                more["MODEL_FOLDERS"] = settings.model
+            parts.append(self._part("gateway", ServiceKind.GATEWAY, self._gateway, more))
+        if settings.runs(ClusterRole.ENGINE):
             parts += self._workers()
         url = f"{self._scheme}://{self._gateway}" if self._gateway else ""
-        return ClusterLayout({part.name: part for part in parts}, self._master, self._conductor, url)
+        return ClusterLayout({part.name: part for part in parts}, self._master, self._conductor_target, url)
+
+    @property
+    def _conductor_target(self) -> str:
+        """All conductors, as in `cluster.conductor_target`; "" without one."""
+        return ",".join(self._conductors)
+
+    def _own(self, name: str) -> str:
+        """A name that no other machine's part has: with the host in front where the cluster has several."""
+        return f"{self._settings.host.replace(':', '_')}-{name}" if self._settings.roles else name
 
     def _patience(self) -> dict[str, str]:
-        """Engines that load or compute keep all processors busy: a worker that is late there is not gone."""
-        longer = {"SUSPECT_AFTER_S": "6", "LEASE_S": "20"}
+        """Engines that load or compute keep all processors busy: a worker or conductor that is late is not gone."""
+        longer = {"SUSPECT_AFTER_S": "6", "LEASE_S": "20", "TAKEOVER_S": "3"}
         return {
             name: value for name, value in longer.items() if f"conductor.{name.lower()}" not in self._chosen
         }
@@ -114,15 +148,19 @@ class _Planner:
         return Part(name, service, {**self._common, **extra, **env}, log, control, metrics)
 
     def _node(self, number: int) -> Part:
-        name, host = f"node-{number}", self._settings.host
+        name, host = self._own(f"node-{number}"), self._settings.host
         more = {
             "NODE_ID": name,
             "DATA_HOST": host,
             "CAPACITY_BYTES": str(self._settings.capacity_bytes),
-            "UNIX_PATH": str(self._run_dir / f"{name}.sock"),
+            "UNIX_PATH": str(self._run_dir / f"node-{number}.sock"),
         }
         if self._settings.ssd_bytes:
             more["SSD_BYTES"] = str(self._settings.ssd_bytes)
+        if self._settings.shared_path is not None:
+            more["SHARED_PATH"] = str(self._settings.shared_path.absolute())
+        if self._settings.shared_url:
+            more["SHARED_URL"] = self._settings.shared_url
         if self._settings.keep_memory:
             more["KEEP_MEMORY"] = "true"
             more["HOLDER_PATH"] = str(self._run_dir / HOLDER_SOCKET)
@@ -134,7 +172,8 @@ class _Planner:
         roles = {f"prefill-{number}": InstanceRole.PREFILL for number in range(1, settings.prefill + 1)}
         roles |= {f"decode-{number}": generates for number in range(1, settings.decode + 1)}
         return [
-            self._worker(name, role, index, len(roles)) for index, (name, role) in enumerate(roles.items())
+            self._worker(self._own(name), role, index, len(roles))
+            for index, (name, role) in enumerate(roles.items())
         ]
 
     def _worker(self, name: str, role: InstanceRole, index: int, count: int) -> Part:
@@ -147,6 +186,8 @@ class _Planner:
             "MODEL_NAME": settings.model_name,
             "DRAIN_TIMEOUT_S": "1",
         }
+        if settings.host not in _EVERYWHERE:
+            more["ENGINE_HOST"] = settings.host  # gateways of other machines reach it there
         part = self._part(name, ServiceKind.WORKER, f"{host_in_url(settings.host)}:{self._ports.any()}", more)
         part.env = {**self._engine_env(index, count), **part.env}
         return part
@@ -183,4 +224,4 @@ def _nth_gpu(index: int) -> str:
 
 def _reachable(host: str) -> str:
     """The host by which this machine itself reaches a server that listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host_in_url(host))  # noqa: S104 - compared, not bound
+    return _EVERYWHERE.get(host, host_in_url(host))

@@ -10,6 +10,8 @@ from typing import Self
 from mooncache.errors import ConfigInvalid
 from mooncache.runtime.ports import hold_port, port_of
 
+_BACKLOG = 2048
+
 
 class PortPicker:
     """Keeps what it has picked, so that no other part and no other cluster gets it, until it is closed."""
@@ -43,6 +45,17 @@ class PortPicker:
     def any(self) -> int:
         """Any free port."""
         return self.pick(0, 0, "port")
+
+    def listen(self, port: int) -> socket.socket:
+        """Listen on a port that was picked: connections wait in the queue, whether its service runs or not."""
+        held = self._held[port]
+        held.listen(_BACKLOG)
+        return held
+
+    def release(self, port: int) -> None:
+        """Give one port up: who connects there is refused."""
+        if (held := self._held.pop(port, None)) is not None:
+            held.close()
 
     def close(self) -> None:
         """Give the ports up."""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+
+from mooncache.cluster.interpreter import interpreter_of
 
 _TAIL_BYTES = 16_384
 _LOG_LINE = re.compile(r" INFO [0-9: -]+ \[[^\]]+\] ([A-Za-z].*)$")
@@ -41,6 +44,7 @@ class Part:
     """One process of the cluster: `name` for people, `service` to run, `env` on top of the parent's environment.
 
     `control` and `metrics` are host:port of its control service and of its probe server ("" when it has none).
+    `listener` is the listening socket that it gets from its parent: clients wait there while it is started again.
     """
 
     name: str
@@ -49,7 +53,13 @@ class Part:
     log_path: Path
     control: str = ""
     metrics: str = ""
+    listener: socket.socket | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def port(self) -> int:
+        """The port of its control service."""
+        return int(self.control.rpartition(":")[2])
 
     @property
     def pid(self) -> int:
@@ -64,10 +74,22 @@ class Part:
         """Start it in a process group of its own, so that Ctrl-C reaches only the parent."""
         base = {key: value for key, value in os.environ.items() if not _is_service_setting(key)}
         self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        python = interpreter_of(self.log_path.parent.parent)
+        if python != sys.executable:  # what was set for this one's modules is not for another's
+            base = {key: value for key, value in base.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+        listener = () if self.listener is None else (self.listener.fileno(),)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "mooncache.cluster.child", self.service.module, str(os.getpid())],
+                [
+                    python,
+                    "-m",
+                    "mooncache.cluster.child",
+                    self.service.module,
+                    str(os.getpid()),
+                    *map(str, listener),
+                ],
                 env={**base, **self.env},
+                pass_fds=listener,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -13,10 +13,19 @@ from mooncache.errors import ConfigInvalid, InvalidArgument
 
 MAX_NODES: Final = 64
 MAX_INSTANCES: Final = 64
+MAX_CONDUCTORS: Final = 8
 MASTER_PORT: Final = 7700
 CONDUCTOR_PORT: Final = 7800
 GATEWAY_PORT: Final = 8000
 _SERVE_MODULES: Final = ("starlette", "uvicorn", "aiohttp", "zmq", "tokenizers", "jinja2")
+
+
+class ClusterRole(StrEnum):
+    """What a machine does for a cluster whose master runs elsewhere."""
+
+    STORE = "store"  # store nodes
+    ENGINE = "engine"  # workers with their engines
+    GATEWAY = "gateway"
 
 
 class EngineKind(StrEnum):
@@ -43,13 +52,19 @@ class ClusterSettings:
     """What an embedded cluster is made of. A port of None means the usual one when it is free; 0 means any free port.
 
     Engine "none" is a pool alone: master and store nodes. With an engine there are also a conductor, a gateway and
-    `prefill` + `decode` workers; with `prefill` 0 the decode workers do both.
+    `prefill` + `decode` workers; with `prefill` 0 the decode workers do both. Of several conductors one leads, and the
+    others are its standbys; `conductor_port` is that of the first.
+
+    With `roles` only these parts run here, for the cluster that the configuration names: its master and conductor are
+    on another machine.
     """
 
     state_dir: Path
     nodes: int | None = None
     capacity_bytes: int = 1 << 30
     ssd_bytes: int = 0
+    shared_path: Path | None = None
+    shared_url: str = ""
     keep_memory: bool = False
     host: str = "127.0.0.1"
     port: int | None = None
@@ -60,18 +75,25 @@ class ClusterSettings:
     model_name: str = ""
     prefill: int = 1
     decode: int = 1
+    conductors: int = 1
     conductor_port: int | None = None
     gateway_port: int | None = None
+    roles: tuple[ClusterRole, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nodes is not None and not 1 <= self.nodes <= MAX_NODES:
             raise InvalidArgument(f"nodes must be between 1 and {MAX_NODES}; got {self.nodes}.")
         if self.capacity_bytes < 1 << 20:
             raise InvalidArgument(f"capacity must be at least 1 MiB; got {self.capacity_bytes} bytes.")
+        if not 1 <= self.conductors <= MAX_CONDUCTORS:
+            raise InvalidArgument(
+                f"conductors must be between 1 and {MAX_CONDUCTORS}; got {self.conductors}."
+            )
         if not 0 <= self.prefill <= MAX_INSTANCES:
             raise InvalidArgument(f"prefill must be between 0 and {MAX_INSTANCES}; got {self.prefill}.")
-        if not 1 <= self.decode <= MAX_INSTANCES:
-            raise InvalidArgument(f"decode must be between 1 and {MAX_INSTANCES}; got {self.decode}.")
+        least = 0 if self.roles and self.prefill else 1  # elsewhere in the cluster others may decode
+        if not least <= self.decode <= MAX_INSTANCES:
+            raise InvalidArgument(f"decode must be between {least} and {MAX_INSTANCES}; got {self.decode}.")
 
     @property
     def serves(self) -> bool:
@@ -80,8 +102,12 @@ class ClusterSettings:
 
     @property
     def node_count(self) -> int:
-        """Store nodes: as asked for, else one beside engines, and two for a pool alone."""
-        return self.nodes if self.nodes is not None else 1 if self.serves else 2
+        """Store nodes: as asked for, else one beside engines or elsewhere's master, and two for a pool alone."""
+        return self.nodes if self.nodes is not None else 1 if self.serves or self.roles else 2
+
+    def runs(self, role: ClusterRole) -> bool:
+        """Whether parts of this role run on this machine."""
+        return role in self.roles if self.roles else role is ClusterRole.STORE or self.serves
 
 
 def missing_modules(engine: EngineKind) -> list[str]:

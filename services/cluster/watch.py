@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.descriptor import ServiceDescriptor
 
 from mooncache.auth import load_cluster_token
+from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
@@ -28,7 +29,6 @@ from mooncache.cluster.supervisor import POLL_S, READY, PartNews, PartStage, Sta
 from mooncache.config import load
 from mooncache.errors import (
     Cancelled,
-    ConductorUnavailable,
     EngineUnavailable,
     Internal,
     MasterUnavailable,
@@ -37,9 +37,9 @@ from mooncache.errors import (
 from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2, worker_pb2
 from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_channel import GrpcChannel
-from mooncache.runtime.rpc import CONDUCTOR_SERVICE, WORKER_SERVICE
+from mooncache.runtime.rpc import WORKER_SERVICE
 from mooncache.runtime.tasks import cancel_all
-from mooncache.runtime.tls import channel_credentials
+from mooncache.runtime.tls import channel_credentials, http_client_context
 
 ENGINE_POLL_S = 0.5
 _CALL_S = 1.0
@@ -62,12 +62,15 @@ class Watch:
         self._tls, self._credentials = options.tls, channel_credentials(options.tls)
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
         self._channels: dict[str, GrpcChannel] = {}
+        self._conductor: ConductorLink | None = None
 
     async def close(self) -> None:
         """Close every connection."""
         await self._link.close()
         for channel in self._channels.values():
             await channel.close()
+        if self._conductor is not None:
+            await self._conductor.close()
 
     async def until_ready(
         self, timeout_s: float, progress: StartProgress, should_stop: Callable[[], bool]
@@ -127,9 +130,11 @@ class Watch:
 
     async def instances(self) -> list[conductor_pb2.InstanceView]:
         """Instances that the conductor knows; none while it does not answer."""
-        channel = self._channel(self._layout.conductor_target, CONDUCTOR_SERVICE, ConductorUnavailable)
+        if self._conductor is None:
+            config = load(overrides={"cluster.state_dir": str(self._state_dir)})
+            self._conductor = ConductorLink(self._layout.conductor_target, self._token, config, listen=False)
         try:
-            answer = await channel.call(
+            answer = await self._conductor.call(
                 "ListInstances",
                 conductor_pb2.ListInstancesRequest(),
                 conductor_pb2.ListInstancesResponse,
@@ -154,8 +159,9 @@ class Watch:
 
     async def models(self) -> list[str]:
         """Models that the gateway offers."""
-        address = self._layout.gateway_url.removeprefix("http://")
-        status, body = await http_get(address, "/v1/models", token=self._token)
+        scheme, _, address = self._layout.gateway_url.partition("://")
+        context = http_client_context(self._tls) if scheme == "https" else None
+        status, body = await http_get(address, "/v1/models", token=self._token, tls=context)
         if status != 200:
             return []
         try:
@@ -178,7 +184,7 @@ class Watch:
             elif part.service != ServiceKind.MASTER:
                 waits[name] = self._wait_probe(part, progress)
         waits["the store nodes"] = self._wait_nodes(nodes, progress)
-        if self._layout.gateway_url.startswith("http:"):
+        if self._layout.gateway_url and any(is_worker(part) for part in self._layout.parts.values()):
             waits["models of the gateway"] = self._wait_models()
         return waits
 
@@ -190,10 +196,10 @@ class Watch:
             except MooncacheError:
                 await asyncio.sleep(POLL_S)
                 continue
-            if "master" not in seen:
+            if "master" not in seen and "master" in self._layout.parts:
                 seen.add("master")
                 progress("master", READY)
-            for name in sorted(nodes - seen):
+            for name in sorted((nodes & wanted) - seen):  # other machines have theirs
                 seen.add(name)
                 progress(name, READY)
             if wanted <= nodes:

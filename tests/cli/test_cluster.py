@@ -121,7 +121,13 @@ def test_what_up_announces(up: Up) -> None:
 
 def test_put_get_stat_ls_rm(up: Up) -> None:
     put = up.json("put", "greeting", "hello")
-    assert put == {"key": "greeting", "size_bytes": 5, "created": True, "node_id": put["node_id"]}
+    assert put == {
+        "key": "greeting",
+        "size_bytes": 5,
+        "created": True,
+        "node_id": put["node_id"],
+        "code": "OK",
+    }
     assert up.json("put", "greeting", "hello")["created"] is False
     got = up.json("get", "greeting")
     assert got == {

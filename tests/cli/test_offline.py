@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -152,6 +153,12 @@ def test_tokens(tmp_path: Path) -> None:
     assert found["tenant"] == "team-a"
     assert found["admin"] is False
     assert found["token"].startswith("mct1.team-a.")
+    control = run("token", "--control", folder=tmp_path).stdout.strip()
+    assert re.fullmatch(r"mck1\.[0-9a-f]{64}", control)
+    assert cluster.rpartition(".")[2] not in control
+    of_tenant = json.loads(run("token", "--control", "--tenant", "team-a", "--json", folder=tmp_path).stdout)
+    assert of_tenant["control_key"].startswith("mck1.team-a.")
+    assert run("token", "--control", "--metrics", folder=tmp_path).returncode == 2
     wrong = run("token", "--tenant", "Team A", folder=tmp_path)
     assert wrong.returncode == 2
     assert "tenant name" in wrong.stderr

@@ -78,9 +78,11 @@ def test_the_document(up: Up) -> None:
         "gateway_pid",
         "conductor_target",
         "conductor_pid",
+        "conductors",
         "api_key_file",
         "tenant",
         "model",
+        "ca_file",
         "random_weights",
         "instances",
     }
@@ -145,6 +147,16 @@ def test_top(up: Up) -> None:
     human = up.run("top", "--once", "--interval", "200ms").stdout.decode()
     for word in ("requests/s", "from cache", "prefill-1", "KV", "node-1"):
         assert word in human
+
+
+def test_the_doctor_finds_that_engines_make_the_gateways_keys(up: Up) -> None:
+    checks = up.json("doctor")["checks"]
+    said = {(one["check"], one["subject"]): (one["status"], one["why"]) for one in checks}
+    for engine in ("prefill-1", "decode-1"):
+        status, why = said["hash agreement", engine]
+        assert (status, "block keys are equal" in why) == ("pass", True), why
+        assert said["engines", engine][0] == "pass"
+    assert said["gateway", "here"][0] == "pass"
 
 
 def test_an_instance_is_drained_and_taken_back(up: Up) -> None:

@@ -1,7 +1,7 @@
 """`mooncache up` under load while every process in turn is killed or stopped: no wrong token, and it always comes back.
 
-Every answer is compared with what the same engine says alone, without a pool. The same table of faults as
-`mooncache bench serving soak`, at the size of a test.
+Every answer is compared with what the same engine says alone, without a pool: a stricter judge than that of
+`mooncache chaos run`, which has no engine beside the cluster. The processes are found and looked at in the same way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ import aiohttp
 import pytest
 
 from mooncache.bench.serving.talk import ChatReply, ask
-from mooncache.cli.common import Where
-from mooncache.cli.snapshot import ClusterPoller
+from mooncache.chaos.shell import processes
+from mooncache.chaos.shell.health import not_well
 from mooncache.client.state_dir import PartView, read_cluster_file
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
-from mooncache.proto.v1 import common_pb2
 from tests.cli.test_cluster import Up, environment, read_document
 from tests.conditions import until
 from tests.hf_engine.conftest import API_KEY, end, model_folder, start_server
@@ -145,36 +144,14 @@ def parts_of(up: Up) -> dict[str, PartView]:
     return {part.name: part for part in found.parts}
 
 
-async def well(up: Up) -> bool:
-    """Every process runs and answers, every engine is ready, the pool has its node: what `mooncache status` asks."""
-    poller = ClusterPoller(Where(state_dir=up.folder, timeout="5s"))
-    try:
-        look = await poller.poll(with_metrics=False)
-    finally:
-        await poller.close()
-    if look.status is None or look.instances is None:
-        return False
-    engines = {row["instance_id"]: row["state"] for row in look.instances}
-    return (
-        all(part.state == "ready" and not part.reason for part in look.parts)
-        and engines == {"prefill-1": "ready", "decode-1": "ready", "decode-2": "ready"}
-        and [item.node.state for item in look.status.nodes] == [common_pb2.NODE_STATE_ACTIVE]
-        and look.gateway_reason == ""
-    )
-
-
 def pid_of(up: Up, target: str) -> int:
     """Process id of a part, or of the engine below a worker."""
-    parts = {name: part.pid for name, part in parts_of(up).items()}
-    if not target.startswith("engine of "):
-        return parts[target]
-    below = [parts[target.removeprefix("engine of ")]]
-    for pid in below:
-        if pid != below[0] and b"mooncache.hf_engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            below += [int(child) for child in (task / "children").read_text().split()]
-    raise AssertionError(f"no engine below {target}")
+    pid = processes.pid_of(up.folder, target.removeprefix("engine of "))
+    return processes.engine_below(pid) if target.startswith("engine of ") else pid
+
+
+async def well(up: Up) -> bool:
+    return not await not_well(up.folder)
 
 
 async def under_load(up: Up, expected: dict[str, str], breaks: Callable[[], Any]) -> Load:
@@ -209,9 +186,7 @@ def test_killed(up: Up, expected: dict[str, str], target: str) -> None:
     async def breaks() -> None:
         pid = pid_of(up, target)
         os.kill(pid, signal.SIGKILL)
-        await until(
-            lambda: not Path(f"/proc/{pid}/environ").exists(), f"{target} has ended", HEAL_S, every_s=0.2
-        )
+        await until(lambda: processes.is_gone(pid), f"{target} has ended", HEAL_S, every_s=0.2)
         # The engine is its worker's business; a part's new process is in the list.
         if target in PARTS:
             await until(

@@ -139,3 +139,15 @@ def test_models(tmp_path: Path) -> None:
     for wrong in ("/nowhere", "./nowhere", "~/nowhere", "a/b/c"):
         with pytest.raises(InvalidArgument):
             resolve_model(wrong)
+
+
+def test_conductors_that_name_each_other(tmp_path: Path) -> None:
+    found = make(tmp_path, engine="hf", conductors=3, model="/m", model_name="m")
+    conductors = [part for name, part in found.parts.items() if name.startswith("conductor")]
+    assert [part.name for part in conductors] == ["conductor", "conductor-2", "conductor-3"]
+    assert ",".join(part.control for part in conductors) == found.conductor_target
+    assert len({part.control for part in conductors}) == 3
+    for part in found.parts.values():
+        assert part.env["MOONCACHE_CLUSTER_CONDUCTOR_TARGET"] == found.conductor_target
+    with pytest.raises(InvalidArgument, match="between 1 and 8"):
+        make(tmp_path, engine="hf", conductors=9)

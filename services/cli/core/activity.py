@@ -113,4 +113,9 @@ def node_activity(
         "ssd_used_bytes": int(total(now, _NODE + "ssd_block_bytes")),
         "ssd_block_count": int(total(now, _NODE + "ssd_blocks")),
         "ssd_reads_per_s": rate("ssd_reads_total"),
+        # Of the directory that nodes share, all 0 without one; reads also of what other nodes wrote there.
+        "shared_capacity_bytes": int(total(now, _NODE + "shared_capacity_bytes")),
+        "shared_used_bytes": int(total(now, _NODE + "shared_block_bytes")),
+        "shared_block_count": int(total(now, _NODE + "shared_blocks")),
+        "shared_reads_per_s": rate("shared_reads_total") + rate("shared_other_reads_total"),
     }

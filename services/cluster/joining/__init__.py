@@ -1,0 +1,1 @@
+"""How a second machine joins: an invitation on the first one, a code that a person types, and what is handed over."""
