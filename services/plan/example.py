@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from mooncache.config.small_files import toml_value
-from mooncache.plan.core.spec import Dram, GpuNode, Nic, SearchSpec, SloSpec, Spec, Ssd, Table
+from mooncache.plan.core.price_book import PriceBook
+from mooncache.plan.core.spec import CostSpec, Dram, GpuNode, Nic, SearchSpec, SloSpec, Spec, Ssd, Table
 
 NODES: Final = (
     GpuNode(
@@ -40,6 +41,18 @@ NIC: Final = (
     Nic(gbps=400, price_per_hour=0.4),
     Nic(gbps=800, price_per_hour=0.9),
 )
+COST: Final = CostSpec(processor_price_per_hour=0.4)
+_PRICES_HEAD: Final = """\
+# Price book of `mooncache cost`: mooncache cost --prices this-file.toml. `mooncache plan --spec` reads the same file.
+#
+# ALL PRICES ARE EXAMPLES, written in November 2026. They have no source: they are made up for the example of
+# `mooncache plan`, of no supplier and in no particular currency. Put your own here; what you take out is not counted.
+# The first entry of each kind is what the cluster has. Several machine types: one gpu_node each, and rules such as
+#   [[cost.engine]]
+#   instances = "prefill-*"
+#   machine = "A800"
+#   gpus = 8
+"""
 _HEAD: Final = """\
 # Input of `mooncache plan`: mooncache plan --trace trace.jsonl --spec this-file.toml
 #
@@ -52,6 +65,23 @@ _HEAD: Final = """\
 def spec() -> Spec:
     """The example as a question."""
     return Spec(gpu_node=NODES, dram=DRAM, ssd=SSD, nic=NIC)
+
+
+def price_book() -> PriceBook:
+    """One option of each kind of the example."""
+    return PriceBook(cost=COST, gpu_node=NODES[:1], dram=DRAM[2:3], ssd=SSD[1:2], nic=NIC[1:2])
+
+
+def prices_toml() -> str:
+    """The example's price book as a commented file that `loading.read_prices` and `loading.read` take."""
+    lines = [_PRICES_HEAD, *_table("cost", COST, CostSpec, leave_out=("engine",))]
+    book = price_book()
+    options: dict[str, tuple[Table, ...]] = {
+        "gpu_node": book.gpu_node, "dram": book.dram, "ssd": book.ssd, "nic": book.nic,
+    }  # fmt: skip
+    for name, (option,) in options.items():
+        lines += _table(f"[{name}]", option, type(option))
+    return "\n".join(lines)
 
 
 def toml(chosen: Spec | None = None) -> str:
@@ -70,11 +100,13 @@ def toml(chosen: Spec | None = None) -> str:
     return "\n".join(lines)
 
 
-def _table(name: str, values: Table, model: type[Table], *, comments: bool = True) -> list[str]:
+def _table(
+    name: str, values: Table, model: type[Table], *, comments: bool = True, leave_out: tuple[str, ...] = ()
+) -> list[str]:
     lines = [f"[{name}]"]
     for field, info in model.model_fields.items():
         value = getattr(values, field)
-        if value is None or (not comments and value == info.default):
+        if field in leave_out or value is None or (not comments and value == info.default):
             continue
         if comments and info.description:
             lines.append(f"# {info.description}")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,9 @@ from mooncache.config.small_files import nearest, read_toml
 from mooncache.errors import PlanInvalid
 from mooncache.plan import example
 from mooncache.plan.core.machine import MeasuredModel
+from mooncache.plan.core.price_book import PriceBook
 from mooncache.plan.core.spec import (
+    CostSpec,
     Dram,
     GpuNode,
     ModelSpec,
@@ -35,8 +37,9 @@ from mooncache.simulate import profile as profiles
 
 _TABLES: Final[dict[str, type[BaseModel]]] = {
     "slo": SloSpec, "model": ModelSpec, "search": SearchSpec, "workload": Workload,
-    "gpu_node": GpuNode, "dram": Dram, "ssd": Ssd, "nic": Nic,
+    "gpu_node": GpuNode, "dram": Dram, "ssd": Ssd, "nic": Nic, "cost": CostSpec,
 }  # fmt: skip
+TableOf = TypeVar("TableOf", bound=BaseModel)
 _LISTS: Final = ("gpu_node", "dram", "ssd", "nic")
 _SPEED: Final = "speed"
 _ENUM_MEMBER: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")  # as pydantic writes what it wants
@@ -85,11 +88,31 @@ def read(
         filled.remove("ssd")
         del tables["ssd"]
     tables.update({"ssd": _measured_disks(tables["ssd"], disk, where)} if "ssd" in tables else {})
+    return Question(_checked(Spec, tables, where), tuple(filled))
+
+
+def read_prices(path: Path | str | None) -> PriceBook:
+    """The price book of a file of the same form (None: the example): hardware tables and `cost`, others unread.
+
+    Nothing is filled in: what a file leaves out has no price. Raises PlanInvalid like `read`.
+    """
+    if path is None:
+        return example.price_book()
+    tables = read_toml(Path(path).expanduser(), "price book", PlanInvalid)
+    _check_names(tables, str(path))
+    if "ssd" in tables:
+        tables["ssd"] = _measured_disks(tables["ssd"], None, str(path))
+    return _checked(
+        PriceBook, {name: tables[name] for name in (*_LISTS, "cost") if name in tables}, str(path)
+    )
+
+
+def _checked(model: type[TableOf], tables: dict[str, Any], where: str) -> TableOf:
     problems = [f"{place}: {text}." for place, text in _implausible(tables)]
     if problems:
         raise PlanInvalid(f"{where}: " + " ".join(problems))
     try:
-        return Question(Spec.model_validate(tables), tuple(filled))
+        return model.model_validate(tables)
     except ValidationError as error:
         raise PlanInvalid(f"{where}: " + " ".join(_sentences(error))) from None
 

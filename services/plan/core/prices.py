@@ -61,12 +61,13 @@ def token_prices(spec: Spec, layout: Layout, estimator: Estimator) -> TokenPrice
     input_part = total - output_part - cached_part
     hours = demand.span_s / HOUR_S
     return TokenPrices(
-        input=_per_million(input_part, float((tokens - cached).sum()) / hours),
-        cached=_per_million(cached_part, hits / hours),
-        output=_per_million(output_part, float(answers.sum()) / hours),
+        input=per_million(input_part, float((tokens - cached).sum()) / hours),
+        cached=per_million(cached_part, hits / hours),
+        output=per_million(output_part, float(answers.sum()) / hours),
         all=total / (float(tokens.sum() + answers.sum()) / hours) * MILLION,
     )
 
 
-def _per_million(cost: float, tokens_per_hour: float) -> float | None:
-    return cost / tokens_per_hour * MILLION if tokens_per_hour > 0 else None
+def per_million(cost: float, tokens: float) -> float | None:
+    """Price of a million tokens of which `tokens` cost `cost`; None without tokens."""
+    return cost / tokens * MILLION if tokens > 0 else None

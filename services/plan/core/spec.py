@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mooncache.kvcache.instance_role import InstanceRole
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 SpecName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._+-]*$")]
 GB: Final = 10**9
 OPTIONS_MAX: Final = 16  # of one kind; the search is their product
@@ -185,6 +185,28 @@ class SearchSpec(Table):
     """Requests of the trace that are looked at: the busiest stretch of so many."""
 
 
+class EngineRule(Table):
+    """What engines run on whose worker does not say it; the first rule whose pattern fits counts."""
+
+    instances: str = Field(min_length=1, max_length=128)
+    """Names of instances, a pattern such as "prefill-*"."""
+    machine: str = ""
+    """Name of an entry of gpu_node; empty: the first one."""
+    gpus: int = Field(ge=0, le=1024)
+    """GPUs of one instance; 0: it runs on processors."""
+
+
+class CostSpec(Table):
+    """What `mooncache cost` needs besides the hardware; a plan does not read it."""
+
+    currency: str = Field(default="units", min_length=1, max_length=16)
+    """Of all prices of the file; it is only printed."""
+    processor_price_per_hour: Positive | None = None
+    """Price of one engine without a GPU for one hour; absent: such engines are not priced."""
+    engine: tuple[EngineRule, ...] = Field(default=(), max_length=256)
+    """What engines run on; without a rule: as many GPUs as their passport has ranks, of the first machine."""
+
+
 class Workload(Table):
     """What is asked of the cluster when there is no trace: a rate and how long prompts and answers are."""
 
@@ -211,6 +233,8 @@ class Spec(Table):
     """Limits of the search."""
     workload: Workload | None = None
     """Only without a trace."""
+    cost: CostSpec | None = None
+    """Of `mooncache cost`, which reads the prices of the same file."""
     speed: float = Field(default=1.0, gt=0, le=1000, allow_inf_nan=False)
     """How many times faster the trace arrives."""
     gpu_node: tuple[GpuNode, ...] = Field(min_length=1, max_length=OPTIONS_MAX)
@@ -278,6 +302,7 @@ PLAUSIBLE: Final[dict[str, Plausible]] = {
     "ssd.price_per_hour": _PRICE,
     "nic.gbps": Plausible(1, 12_800, "Gbit/s", "Tbit/s or GB/s?", "Mbit/s? write {thousandth:g}"),
     "nic.price_per_hour": _PRICE,
+    "cost.processor_price_per_hour": _PRICE,
 }
 
 
