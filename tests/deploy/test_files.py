@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mooncache.config import Config
+from mooncache.runtime.service import EXIT_CONFIG
+from mooncache.store_node.holder import FILES_MAX
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -83,7 +87,7 @@ def test_the_token_is_written_by_one_service_only(services: dict[str, Any]) -> N
 def test_no_secret_is_in_the_files() -> None:
     for path in DEPLOY.rglob("*"):
         if path.is_file() and path.suffix != ".whl":
-            assert not re.search(r"mc[ct]1\.", path.read_text(encoding="utf-8")), path
+            assert not re.search(r"mc[ct]1\.[a-z0-9]", path.read_text(encoding="utf-8")), path
 
 
 def test_the_example_names_every_variable_with_its_default() -> None:
@@ -106,3 +110,26 @@ def test_the_build_context_has_what_the_image_copies() -> None:
     )
     for name in copied:
         assert name == "." or any(name == good or name.startswith(f"{good}/") for good in allowed), name
+
+
+def test_the_unit_of_a_store_node() -> None:
+    unit = DEPLOY / "systemd" / "mooncache-store-node.service"
+    lines = [line for line in unit.read_text(encoding="utf-8").splitlines() if line and line[0] not in "#["]
+    settings = [tuple(line.split("=", 1)) for line in lines]
+    one = dict(settings)
+    assert one["Type"] == "notify", "or systemd makes no notify socket"
+    assert int(one["FileDescriptorStoreMax"]) >= FILES_MAX
+    assert one["RestartPreventExitStatus"] == str(EXIT_CONFIG)
+    environment = dict(value.split("=", 1) for name, value in settings if name == "Environment")
+    assert environment.pop("MOONCACHE_CONFIG") == "/etc/mooncache.toml"
+    assert environment.keys() <= {
+        f"MOONCACHE_{section}_{field}".upper()
+        for section, described in Config.model_fields.items()
+        for field in described.annotation.model_fields  # type: ignore[union-attr]
+    }
+    if shutil.which("systemd-analyze"):
+        done = subprocess.run(
+            ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+        )
+        said = [line for line in done.stderr.splitlines() if unit.name in line]
+        assert all("/opt/mooncache/bin/python is not executable" in line for line in said), done.stderr

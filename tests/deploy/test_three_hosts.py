@@ -9,19 +9,15 @@ blocks go over the network and not through shared memory.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mooncache.cluster.settings import missing_modules
 from tests.conditions import wait_until
+from tests.deploy.own_network import MARKS, own_network
 from tests.docs.blocks import (
     Block,
     Terminal,
@@ -33,14 +29,7 @@ from tests.docs.blocks import (
     terminals,
 )
 
-pytestmark = [
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(
-        bool(missing_modules("hf")), reason="needs the small engine: pip install 'mooncache[hf]'"
-    ),
-]
-TOOLS = ("ip", "unshare", "nsenter", "curl", "openssl")
+pytestmark = MARKS
 PAGE = "docs/tutorial.md"
 
 
@@ -81,27 +70,8 @@ class Hosts:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        pytest.skip(f"not installed: {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("hosts")
-    inside = [
-        "unshare",
-        "--net",
-        "--mount",
-        "sh",
-        "-c",
-        "mount -t tmpfs tmpfs /run && echo ready && exec cat",
-    ]
-    with ExitStack() as stack:
-        holder = stack.enter_context(
-            subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        )
-        assert holder.stdout is not None
-        assert holder.stdin is not None
-        said = holder.stdout.readline().decode()
-        if said != "ready\n":
-            pytest.skip(f"no network namespaces here: {said}")
-        enter = ("nsenter", "--target", str(holder.pid), "--net", "--mount", "--wd=" + str(folder))
+    with own_network(folder) as enter:
         made = Hosts(folder, enter)
         env = environment(HOME=str(folder))
         for one in (block(PAGE, "ip link add moon"), block(PAGE, "mooncache tls init")):
@@ -111,7 +81,6 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         with terminals() as made.opened:
             yield made
         run_script(block(PAGE, "for number in 5 6 7; do ip netns delete").text, folder, env, before=enter)
-        holder.stdin.close()
 
 
 def test_three_hosts(hosts: Hosts) -> None:
@@ -144,7 +113,7 @@ def test_three_hosts(hosts: Hosts) -> None:
     assert rows["prefill"]["url"].startswith("https://10.0.0.6:")
     assert rows["decode"]["url"].startswith("https://10.0.0.7:")
 
-    ask = block(PAGE, "curl --cacert").text
+    ask = block(PAGE, "curl --cacert ~/.mooncache/tls").text
     first, second = (json.loads(hosts.run(5, ask)) for _ in range(2))
     assert first["choices"][0]["message"]["content"] == second["choices"][0]["message"]["content"]
     prompt_tokens = first["usage"]["prompt_tokens"]
