@@ -1,0 +1,134 @@
+"""What is true in a simulated cluster, beside what its processes believe, and invariants that are checked at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.simulation.model_store import BlockName
+
+
+class BrokenInvariantError(AssertionError):
+    """An invariant is broken. `rule` is its short name."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule, self._text = rule, text
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        return type(self), (self.rule, self._text)
+
+
+class Ledger:
+    """Notes what happens; the first broken invariant ends the run."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self.broken: BrokenInvariantError | None = None
+        self.holders: Callable[[BlockName], Iterable[str]] = lambda _: ()
+        self.lasting: Callable[[BlockName], Iterable[str]] = lambda _: ()  # without those that drain
+        self.durable: set[bytes] = set()  # keys that only puts of several replicas and repairs touch
+        self.removed: set[bytes] = set()  # keys of which a client asked for the removal
+        self.faults = 0  # deaths of processes so far
+        self._safe: dict[BlockName, int] = {}  # with two copies, as of which fault
+        self._other_loss_s: dict[BlockName, float] = {}
+        self._terms: dict[int, str] = {}
+        self._pinned_s: dict[BlockName, float] = {}
+        self.counts: Counter[str] = Counter()
+
+    def fail(self, rule: str, text: str) -> None:
+        """An invariant is broken."""
+        if self.broken is None:
+            self.broken = BrokenInvariantError(rule, f"{text} (at {self._now_s():.3f} s)")
+
+    # --- leaders
+
+    def term_begun(self, term: int, master: str) -> None:
+        """A master leads from now on."""
+        first = self._terms.setdefault(term, master)
+        if first != master:
+            self.fail("one leader a term", f"{first} and {master} both lead in term {term}")
+
+    def obeyed(self, node: str, incarnation: int, fence: Any, newest: int, method: str) -> None:
+        """A node carried a command out; `newest` is the newest term that it had heard of before."""
+        self.counts["commands"] += 1
+        if fence.term < newest:
+            self.fail(
+                "fencing", f"{node} carried out {method} of term {fence.term} after it heard of {newest}"
+            )
+        if fence.incarnation and fence.incarnation != incarnation:
+            self.fail("fencing", f"{node} carried out {method} that was meant for another life of it")
+
+    # --- bytes
+
+    def read(self, who: str, name: BlockName, data: object) -> None:
+        """A reader got bytes."""
+        self.counts["reads"] += 1
+        if data != name:
+            self.fail(
+                "no foreign bytes", f"{who} read block {_short(name)} and got the bytes of {_short(data)}"
+            )
+
+    # --- pins of the master's callers
+
+    def pin(self, name: BlockName, until_s: float) -> None:
+        """A client was told that a block is pinned until then."""
+        self._pinned_s[name] = max(self._pinned_s.get(name, 0.0), until_s)
+
+    def unpin(self, name: BlockName) -> None:
+        """A client gives a pin back; what others hold at that time is not known."""
+        self._pinned_s.pop(name, None)
+
+    # --- copies
+
+    def copy_made(self, node: str, name: BlockName) -> None:
+        """A copy is committed."""
+        if name[1] in self.durable and len(set(self.lasting(name))) >= 2:
+            self._safe[name] = self.faults
+
+    def copy_lost(self, node: str, name: BlockName, reason: str) -> None:
+        """A node let a copy go: evicted, removed or drained by a command, corrupt."""
+        self.counts[reason] += 1
+        key = name[1]
+        if (
+            reason == "evicted"
+            and self._now_s() < self._pinned_s.get(name, 0.0)
+            and not self._elsewhere(node, name)
+        ):
+            self.fail("pins hold", f"{node} evicted the last copy of {_short(name)}, which is pinned")
+        if reason in ("evicted", "corrupt"):
+            self._safe.pop(name, None)
+            self._other_loss_s[name] = self._now_s()
+            return
+        if key in self.removed or self._elsewhere(node, name):
+            return
+        if key in self.durable and name in self._safe and self.faults - self._safe[name] <= 1:
+            self.fail("two replicas", f"a command at {node} took the last copy of {_short(name)}")
+        if self._now_s() - self._other_loss_s.get(name, -1e9) > 30.0:
+            self.fail("last copy", f"a command at {node} took the only copy of {_short(name)}")
+
+    def process_died(self, node: str, names: Iterable[BlockName]) -> None:
+        """A store node's process ended; its memory is gone."""
+        self.faults += 1
+        self._pinned_s.clear()  # a pin lives in one node's memory, and it is not known here in whose
+        for name in names:
+            self._other_loss_s[name] = self._now_s()
+            if self._elsewhere(node, name):
+                continue
+            if name in self._safe and self.faults - self._safe[name] <= 1:
+                self.fail("two replicas", f"{_short(name)} was on two nodes and went with {node} alone")
+            self._safe.pop(name, None)
+
+    def _elsewhere(self, node: str, name: BlockName) -> bool:
+        return any(other != node for other in self.holders(name))
+
+    # --- requests
+
+    def ended_late(self, who: str, what: str, limit_s: float) -> None:
+        """A call or a request took longer than its own limit allows."""
+        self.fail("every request ends", f"{what} of {who} has not ended {limit_s:g} s after its deadline")
+
+
+def _short(name: object) -> str:
+    return f"{name[0] % 1000}/{name[1].hex()[:8]}" if isinstance(name, tuple) else repr(name)

@@ -1,0 +1,276 @@
+"""Bugs that are planted on purpose, to know that the simulation would find them: each takes one mechanism away.
+
+`REAL` bugs are in the code that ships, `MODEL` bugs in the modelled data plane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from unittest import mock
+
+from mooncache import errors
+from mooncache.conductor.core.fleet_book import FleetBook
+from mooncache.gateway.app import Endpoint
+from mooncache.gateway.shell.conductor import Conductor
+from mooncache.master.core.directory import Directory
+from mooncache.master.core.reports import NodeReports
+from mooncache.master.shell.trimming import Trimming
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.store_node.core.report_planner import ReportKind, ReportPlanner
+from tests.simulation.model_store import ModelStore
+
+OF_SERVING: Final = {
+    "lost-end",
+    "plan-not-given-back",
+    "standby-misses-ends",
+    "work-counted-on",
+    "tenant-counted-on",
+}
+"""Bugs that only seeds with conductors and gateways can find."""
+REAL, MODEL = "real", "model"
+Plant = Callable[[contextlib.ExitStack], None]
+PLANTED: Final[dict[str, tuple[str, str, Plant]]] = {}
+"""Name -> where, what was taken away, and how."""
+
+
+def planted(where: str) -> Callable[[Plant], Plant]:
+    """A bug of the table; its docstring says what is missing."""
+
+    def keep(plant: Plant) -> Plant:
+        PLANTED[plant.__name__.replace("_", "-")] = where, plant.__doc__ or "", plant
+        return plant
+
+    return keep
+
+
+@contextlib.contextmanager
+def bug(name: str) -> Iterator[None]:
+    """Plant a bug for a while; "" plants none."""
+    with contextlib.ExitStack() as stack:
+        if name:
+            PLANTED[name][2](stack)
+        yield
+
+
+def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> None:
+    stack.enter_context(mock.patch.object(owner, name, new))
+
+
+@planted(REAL)
+def term_not_checked(stack: contextlib.ExitStack) -> None:
+    """A node obeys a master that a newer one has followed."""
+
+    def check(terms: Any, incarnation: int, fence: Any) -> None:
+        if fence.incarnation and fence.incarnation != incarnation:
+            raise errors.StaleIncarnation("another life")
+
+    stack.enter_context(mock.patch("mooncache.store_node.state.check_fence", check))
+
+
+@planted(REAL)
+def life_not_checked(stack: contextlib.ExitStack) -> None:
+    """A node obeys a command that was meant for its former process."""
+
+    def check(terms: Any, incarnation: int, fence: Any) -> None:
+        if not terms.obey(fence.term):
+            raise errors.NotLeader("older")
+
+    stack.enter_context(mock.patch("mooncache.store_node.state.check_fence", check))
+
+
+@planted(REAL)
+def report_gap(stack: contextlib.ExitStack) -> None:
+    """An overflow of the event log leads to no full report, and the master takes the gap."""
+    drained, delta = ReportPlanner.drained, NodeReports.delta
+
+    def without_gap(self: Any, first_seq: int, last_seq: int, overflow: bool, records: bytes) -> None:
+        if records:
+            self._acked_seq = max(self._acked_seq, first_seq - 1)
+        drained(self, first_seq, last_seq, False, records)
+
+    def takes_gap(self: Any, first_seq: int, last_seq: int, records: bytes, now_s: float) -> Any:
+        if self.complete and self._full is None and first_seq > self.acked_seq:
+            self.acked_seq = first_seq - 1
+        return delta(self, first_seq, last_seq, records, now_s)
+
+    _replace(stack, ReportPlanner, "drained", without_gap)
+    _replace(stack, NodeReports, "delta", takes_gap)
+
+
+@planted(REAL)
+def no_sweep(stack: contextlib.ExitStack) -> None:
+    """A full report marks, and what it does not name is kept."""
+
+    def kept(self: Any, holder: int) -> None:
+        """Nothing is marked, so nothing is swept."""
+        self._index.apply(holder, b"")
+
+    _replace(stack, Directory, "begin_full", kept)
+    _replace(stack, Directory, "end_full", lambda self, holder: 0)
+
+
+@planted(REAL)
+def report_not_repeated(stack: contextlib.ExitStack) -> None:
+    """A node counts changes as reported when the report got no answer."""
+
+    def gives_up(self: Any) -> None:
+        pending = self._pending
+        if pending is not None and pending.kind is ReportKind.DELTA:
+            self._pending, self._acked_seq = None, pending.last_seq
+
+    _replace(stack, ReportPlanner, "send_failed", gives_up)
+
+
+@planted(REAL)
+def full_report_cut_short(stack: contextlib.ExitStack) -> None:
+    """A full report counts as ended when its end got no answer."""
+
+    def gives_up(self: Any) -> None:
+        if self._pending is not None and self._pending.kind is ReportKind.FULL_END:
+            self.acknowledged(self._base_seq, False)
+
+    _replace(stack, ReportPlanner, "send_failed", gives_up)
+
+
+@planted(REAL)
+def dead_nodes_listed(stack: contextlib.ExitStack) -> None:
+    """The directory keeps the blocks of a node that is gone."""
+    _replace(stack, Directory, "drop_holder", lambda self, holder: 0)
+
+
+@planted(REAL)
+def trim_unconfirmed(stack: contextlib.ExitStack) -> None:
+    """Copies are dropped before those that stay have been confirmed."""
+
+    async def confirm(self: Any, trims: Any) -> None:
+        for trim in trims:
+            for index in trim.stay:
+                node = self._state.membership.by_index(index)
+                self._asked[index] = node.incarnation if node is not None else 0
+
+    _replace(stack, Trimming, "confirm", confirm)
+
+
+@planted(REAL)
+def drain_without_copies(stack: contextlib.ExitStack) -> None:
+    """A draining node's blocks count as copied when the copy was only ordered."""
+
+    async def copy(state: Any, step: Any, term: int, *, spare: bool) -> tuple[list[int], int]:
+        return [errors.OK] * len(step.keys), 0
+
+    stack.enter_context(mock.patch("mooncache.master.background.run_tasks.copy_blocks", copy))
+
+
+@planted(REAL)
+def repair_without_copies(stack: contextlib.ExitStack) -> None:
+    """The repair orders no copies."""
+
+    async def copy(state: Any, step: Any, term: int, *, spare: bool) -> tuple[list[int], int]:
+        return [errors.OK] * len(step.keys), 0
+
+    stack.enter_context(mock.patch("mooncache.master.background.repair_replicas.copy_blocks", copy))
+
+
+@planted(REAL)
+def pins_forgotten(stack: contextlib.ExitStack) -> None:
+    """A pin is answered with OK, and reaches no node."""
+
+    async def nowhere(*_: Any, **__: Any) -> list[list[int]]:
+        return [[errors.OK]]
+
+    stack.enter_context(mock.patch("mooncache.master.ops.pin_blocks.to_holders", nowhere))
+
+
+@planted(REAL)
+def lost_end(stack: contextlib.ExitStack) -> None:
+    """A gateway does not tell the conductor of one in five ends."""
+    report, ends = (
+        Conductor.report,
+        (pb.REQUEST_PHASE_FINISHED, pb.REQUEST_PHASE_FAILED, pb.REQUEST_PHASE_ABORTED),
+    )
+
+    def forgets(self: Any, request_id: str, said: Any) -> None:
+        if said.phase not in ends or int(request_id[1:]) % 5:
+            report(self, request_id, said)
+
+    _replace(stack, Conductor, "report", forgets)
+
+
+@planted(REAL)
+def plan_not_given_back(stack: contextlib.ExitStack) -> None:
+    """A client leaves while the conductor is asked, and the plan is kept as work under way."""
+    _replace(stack, Conductor, "_give_back", lambda self, request_id, call: None)
+
+
+@planted(REAL)
+def standby_misses_ends(stack: contextlib.ExitStack) -> None:
+    """A standby does not take in what gateways report."""
+    from mooncache.conductor.shell import replay
+
+    take_in = replay._take_in
+
+    def without_progress(state: Any, entry: Any, what: str | None, at_s: float) -> None:
+        if what != "progress":
+            take_in(state, entry, what, at_s)
+
+    _replace(stack, replay, "_take_in", without_progress)
+
+
+@planted(REAL)
+def work_counted_on(stack: contextlib.ExitStack) -> None:
+    """The book of instances keeps the work of requests that have ended."""
+    _replace(stack, FleetBook, "ended", lambda self, decision_id, now_s: None)
+
+
+@planted(REAL)
+def tenant_counted_on(stack: contextlib.ExitStack) -> None:
+    """A gateway counts a tenant's request on after its client has left."""
+    leave = Endpoint._leave
+
+    def unless_gone(self: Any, exchange: Any) -> None:
+        if not exchange.gone:
+            leave(self, exchange)
+
+    _replace(stack, Endpoint, "_leave", unless_gone)
+
+
+@planted(MODEL)
+def early_unpin(stack: contextlib.ExitStack) -> None:
+    """A reader's pin ends before it has the bytes."""
+    begin = ModelStore.begin_read
+
+    def unpinned(self: Any, line: str, name: Any) -> int:
+        extent = begin(self, line, name)
+        self.held[name].pins.pop(line)
+        return extent
+
+    _replace(stack, ModelStore, "begin_read", unpinned)
+
+
+@planted(MODEL)
+def reservation_kept(stack: contextlib.ExitStack) -> None:
+    """A client's reservations outlive its connection."""
+
+    def closes(self: Any, line: str) -> None:
+        self.closed.add(line)
+        for held in self.held.values():
+            held.pins.pop(line, None)
+
+    _replace(stack, ModelStore, "close_line", closes)
+
+
+@planted(MODEL)
+def quota_unchecked(stack: contextlib.ExitStack) -> None:
+    """A node takes blocks beyond a tenant's quota."""
+    reserve = ModelStore.reserve
+
+    def unchecked(self: Any, line: str, name: Any) -> bool:
+        quotas, self.quotas = self.quotas, {}
+        try:
+            return reserve(self, line, name)
+        finally:
+            self.quotas = quotas
+
+    _replace(stack, ModelStore, "reserve", unchecked)

@@ -1,0 +1,180 @@
+"""The scheduler of a simulated cluster: one event loop on virtual time that knows which process a callback belongs to.
+
+Every task carries its process in its context. So a process can be stopped (its callbacks are put aside and go on later,
+as after SIGSTOP and SIGCONT) or killed (its callbacks never run again, not even a `finally`) at any callback, whatever
+its code is doing. What would differ between two runs is taken from the seed or from a counter: the order of callbacks
+that are ready, the hashes of tasks and futures (sets of them are iterated), and threads, which are run in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from mooncache.testing.virtual_time import VirtualDeadlockError, VirtualTimeLoop
+
+PRUNE_AT = 4096
+
+
+class Process:
+    """One life of a process: what runs in its context."""
+
+    def __init__(self, loop: Scheduler, name: str) -> None:
+        self.loop, self.name = loop, name
+        self.life = next(loop.lives)
+        self.stopped = self.dead = False
+        self.stopped_s = 0.0  # in which it has not run, in all
+        self._stopped_at_s = 0.0
+        self.parked: list[asyncio.Handle] = []
+        self.wall_offset_s = 0.0
+        self.context = contextvars.Context()
+        self.context.run(PROCESS.set, self)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A task of this process."""
+        return self.loop.create_task(work, context=self.context.copy())
+
+    def run(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Call something as this process."""
+        return self.context.copy().run(call, *given)
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if not self.stopped:
+            self.stopped, self._stopped_at_s = True, self.loop.virtual_now_s
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        if self.stopped:
+            self.stopped_s += self.loop.virtual_now_s - self._stopped_at_s
+        self.stopped = False
+        parked, self.parked = self.parked, []
+        self.loop.resume(parked)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.dead = True
+
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def current_process() -> Process:
+    """The process that runs now."""
+    process = PROCESS.get()
+    assert process is not None, "this code runs outside of every process"
+    return process
+
+
+class _Task(asyncio.Task):  # type: ignore[type-arg]
+    """A task whose hash is its number."""
+
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class _Future(asyncio.Future):  # type: ignore[type-arg]
+    number = 0
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class Scheduler(VirtualTimeLoop):
+    """The loop of one simulated cluster."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self._numbers = itertools.count(1)
+        self.lives = itertools.count(1)
+        self._graves: list[asyncio.Handle] = []
+        self._living: list[asyncio.Task[Any]] = []
+        self._over = False
+        self.callbacks = 0
+        self.set_exception_handler(lambda _loop, _context: None)  # what matters is checked at its place
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+
+    def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **given: Any) -> asyncio.Task[Any]:
+        task = _Task.__new__(_Task)
+        task.number = next(self._numbers)
+        task.__init__(work, loop=loop, **given)  # type: ignore[misc]
+        self._living.append(
+            task
+        )  # a killed process's tasks must not end by garbage collection, at any moment
+        if len(self._living) > PRUNE_AT:
+            self._living = [each for each in self._living if not each.done()]
+        return task
+
+    def create_future(self) -> asyncio.Future[Any]:
+        future = _Future(loop=self)
+        future.number = next(self._numbers)
+        return future
+
+    def run_in_executor(self, executor: object, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """A thread's work, done in place: threads would bring another order into every run."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def resume(self, handles: list[asyncio.Handle]) -> None:
+        """Let callbacks that were put aside run now."""
+        self._ready.extend(handles)
+
+    def _run_once(self) -> None:
+        """One round: what is ready now runs in an order of the seed; when nothing is, time moves to the next timer."""
+        timers = self._scheduled  # type: ignore[attr-defined]
+        while timers and timers[0]._cancelled:
+            self._drop_timer()
+        if not self._ready and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise VirtualDeadlockError("every task waits for something that will not come")
+            self.virtual_now_s = max(self.virtual_now_s, timers[0]._when)
+        while timers and timers[0]._when <= self.virtual_now_s:
+            handle = self._drop_timer()
+            if not handle._cancelled:
+                self._ready.append(handle)
+        round_ = list(self._ready)
+        self._ready.clear()
+        if len(round_) > 1:
+            self.rng.shuffle(round_)
+        for handle in round_:
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)
+            if process is None or self._over or not (process.dead or process.stopped):
+                handle._run()
+            elif process.dead:
+                self._graves.append(handle)
+            else:
+                process.parked.append(handle)
+        self.callbacks += len(round_)
+
+    def _drop_timer(self) -> asyncio.TimerHandle:
+        handle: asyncio.TimerHandle = heapq.heappop(self._scheduled)  # type: ignore[attr-defined]
+        handle._scheduled = False
+        if handle._cancelled:
+            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+        return handle
+
+    async def end(self) -> None:
+        """The world is over: whatever is left of any process is cancelled and ends."""
+        self._over = True
+        handles, self._graves = self._graves, []
+        self._ready.extend(handles)
+        me = asyncio.current_task()
+        for _ in range(20):
+            left = [task for task in self._living if not task.done() and task is not me]
+            if not left:
+                return
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=1.0)
