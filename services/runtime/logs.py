@@ -13,7 +13,8 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any, Final, Literal, TextIO
+from functools import cache
+from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
 
@@ -27,12 +28,16 @@ class Event(enum.StrEnum):
     SERVICE_READY = "service.ready"  # all ports listen
     SERVICE_DRAINING = "service.draining"  # the process was asked to stop, by a signal or a call
     SERVICE_STOPPED = "service.stopped"  # everything is closed
+    SERVICE_MANAGER_ABSENT = "service.manager_absent"  # systemd does not take what the process says
     SERVICE_FAILED = "service.failed"  # the process ends because of an error
     RPC_FINISHED = "rpc.finished"  # one control call is over; `code` says how
     RPC_DEFECT = "rpc.defect"  # a call failed with an unexpected exception
     DUTY_FAILED = "duty.failed"  # a background duty raised; it is tried again after a pause
     DUTY_RECOVERED = "duty.recovered"  # a background duty works again
     AUTH_TOKEN_CREATED = "auth.token_created"  # noqa: S105  a cluster token was generated
+    CONFIG_RELOADED = "config.reloaded"  # settings were read again; `changed`, and what `needs_restart`
+    CONFIG_REFUSED = "config.refused"  # settings were read again and are wrong; the former ones stay in force
+    TLS_RELOADED = "tls.reloaded"  # certificate files were replaced; new connections get the new certificate
     TLS_ENABLED = "tls.enabled"  # ports speak TLS
     TRACING_ENABLED = "tracing.enabled"  # spans are recorded and sent to `endpoint`
     TRACING_UNAVAILABLE = "tracing.unavailable"  # tracing.endpoint is set, the extra otel is not installed
@@ -47,6 +52,8 @@ class Event(enum.StrEnum):
     NODE_TENANTS_SET = "node.tenants_set"  # limits of tenants came into force; `version`, `tenants`
     NODE_TENANTS_NOT_READ = "node.tenants_not_read"  # the file of tenants is wrong; `reason` says why
     NODE_TENANTS_NOT_KEPT = "node.tenants_not_kept"  # limits are in force, but not in the node's file
+    NODE_KEYS_SET = "node.keys_set"  # keys of a tenant came into force; `tenant`, `key_ids`
+    NODE_KEYS_REFUSED = "node.keys_refused"  # a tenant's blocks go to no disk; `reason` says why
     NODE_TENANT_PURGED = "node.tenant_purged"  # a tenant's blocks were overwritten; `blocks`, `disk_blocks`
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master moved a node to another state
@@ -59,12 +66,18 @@ class Event(enum.StrEnum):
     NODE_MEMORY_KEPT = "node.memory_kept"  # a holder keeps the memory for the next start of the node
     NODE_MEMORY_NOT_KEPT = "node.memory_not_kept"  # no holder keeps the memory: the next start is empty
     NODE_MEMORY_CHECKED = "node.memory_checked"  # all adopted blocks were compared with their checksums
+    NODE_OBJECT_STORE_FAILS = "node.object_store_fails"  # a call on it failed, after some that did not
+    NODE_OBJECT_STORE_ANSWERS = "node.object_store_answers"  # a call succeeded again
     NODE_MASTER_LOST = "node.master_lost"  # a node cannot reach a leading master
     REPORT_FULL_STARTED = "report.full_started"  # a node sends all its blocks
     REPORT_FULL_FINISHED = "report.full_finished"  # the directory has all blocks of a node
     REPORT_GAP = "report.gap"  # a report of a node shows a gap; a full one is requested
     TASK_STARTED = "task.started"  # a replication or drain task began
     TASK_FINISHED = "task.finished"  # a task is over; `code` says how
+    REPAIR_WAITING = "repair.waiting"  # copies are missing; lost nodes have `wait_s` to come back
+    REPAIR_STARTED = "repair.started"  # missing copies are made
+    REPAIR_BLOCKED = "repair.blocked"  # copies are missing and cannot be made now; `code` says why
+    REPAIR_FINISHED = "repair.finished"  # every block has its copies
     DRAIN_STARTED = "drain.started"  # a node starts to drain
     DRAIN_FINISHED = "drain.finished"  # a node is drained
     WORKER_ENGINE_STARTED = "worker.engine_started"  # a worker started its engine
@@ -102,6 +115,10 @@ class Event(enum.StrEnum):
     CLIENT_RDMA_UNAVAILABLE = "client.rdma_unavailable"  # nodes offer RDMA, but it is not used: `reason`
     CLIENT_GPU_STAGING = "client.gpu_staging"  # a client moves GPU memory; `how` names the kind of copies
     CLIENT_GPU_DIRECT = "client.gpu_direct"  # how RDMA reaches registered GPU memory: by rail, or staged
+    DROPIN_CONNECTED = "dropin.connected"  # a program written for Mooncake Store is connected; see `segment`
+    DROPIN_FAILED = "dropin.failed"  # a call of that API failed as a whole; `code` is what its caller gets
+    DROPIN_REFUSED = "dropin.refused"  # that API was asked for something that is not offered here: `reason`
+    DROPIN_IGNORED = "dropin.ignored"  # an argument or variable of that API has no effect here: `reason`
     CONNECTOR_STARTED = "connector.started"  # an engine uses the pool; `passport` is the root of its keys
     CONNECTOR_SAVES = "connector.saves"  # an engine saves layer by layer, or whole blocks because of `reason`
     CONNECTOR_NEW_GENERATION = "connector.new_generation"  # new weights or a reset: block keys change
@@ -118,10 +135,21 @@ class Event(enum.StrEnum):
     HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
     HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; `outcome` says what its lookup found
     HTTP_FINISHED = "http.finished"  # one HTTP request is over; `code` says how
+    BATCH_ENDED = "batch.ended"  # a batch has its end; `status` says which
+    BATCH_LINE_LOST = "batch.line_lost"  # a crash cut a result off; its request is done again
+    BATCH_STOPPED = "batch.stopped"  # a batch cannot go on, often because of a full disk; it is tried again
+    BATCH_UNREADABLE = "batch.unreadable"  # what is kept of a file or batch cannot be read; see `path`
     GATEWAY_LISTENING = "gateway.listening"  # the gateway's HTTP port is open at `url`
+    PICKER_LISTENING = "picker.listening"  # the endpoint picker's port for Envoy is open at `target`
+    PICKER_UNSUITABLE = "picker.unsuitable"  # the ext_proc filter of Envoy is set wrongly; see `reason`
     INSTANCES_CHANGED = "instances.changed"  # the gateway has a new list of instances
     TOKENIZER_LOADED = "tokenizer.loaded"  # requests of a model get block keys
     TOKENIZER_UNUSABLE = "tokenizer.unusable"  # requests of a model are served without block keys
+    CONDUCTOR_LEADS = "conductor.leads"  # this conductor schedules from now on; `term` is its fencing number
+    CONDUCTOR_FOLLOWS = "conductor.follows"  # this conductor is a standby of the one named
+    CONDUCTOR_LEADER_LOST = "conductor.leader_lost"  # the leading conductor does not answer this standby
+    CONDUCTOR_ENTRY_INVALID = "conductor.entry_invalid"  # a standby cannot use what its leader sent
+    CONDUCTOR_RESUMED = "conductor.resumed"  # a gateway named its requests under way to a new leader
     CONDUCTOR_LOST = "conductor.lost"  # the conductor does not answer; requests go round robin
     CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
     CONDUCTOR_REFUSED = "conductor.refused"  # the conductor answers with an error; requests go round robin
@@ -202,15 +230,57 @@ def get_logger(name: str) -> Logger:
     return Logger(name)
 
 
+class _Lines:
+    """The file of a logger. A line that cannot be written is lost and counted: a full disk must fail no request."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._failed = False
+        self.lost = 0
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except (OSError, ValueError):  # no space, a reader that is gone; a file that was closed
+            self._failed = True
+        return len(text)
+
+    def flush(self) -> None:
+        """The end of a line."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._failed = True
+        self.lost = self.lost + 1 if self._failed else 0
+        self._failed = False
+
+    def note_lost(
+        self, _logger: object, _method: str, fields: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        """The next line that can be written says how many are missing before it."""
+        if self.lost:
+            fields["lines_lost"] = self.lost
+        return fields
+
+
+@cache
+def _lines(stream: TextIO) -> _Lines:
+    return _Lines(
+        stream
+    )  # one for each stream, because structlog keeps a lock for each file and never drops it
+
+
 def _make(stream: TextIO, level: str, log_format: LogFormat) -> object:
     """Our own chain of processors, apart from structlog's global one, which belongs to the application."""
     human = log_format == "console" or (log_format == "auto" and stream.isatty())
     colors = human and stream.isatty()
+    lines = _lines(stream)
     return structlog.wrap_logger(
-        structlog.PrintLogger(stream),
+        structlog.PrintLogger(cast("TextIO", lines)),
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            lines.note_lost,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             redact,
@@ -222,6 +292,7 @@ def _make(stream: TextIO, level: str, log_format: LogFormat) -> object:
 
 
 _chosen: list[Any] = []  # at most one: what `setup` made
+_settings: list[tuple[str, LogFormat, TextIO | None]] = []  # at most one: from what
 
 
 def _pipeline() -> Any:
@@ -233,11 +304,20 @@ def setup(
     service: str, *, level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None
 ) -> None:
     """Configure logging of the process. "auto" means console on a terminal and JSON otherwise."""
+    _settings[:] = [(service, log_format, stream)]
     _chosen[:] = [_make(stream or sys.stderr, level, log_format)]
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def set_level(level: str) -> None:
+    """Write lines of another level from now on; does nothing before `setup`."""
+    if _settings:
+        service, log_format, stream = _settings[0]
+        setup(service, level=level, log_format=log_format, stream=stream)
 
 
 def reset() -> None:
     """Back to how it was before `setup`."""
     _chosen.clear()
+    _settings.clear()
     structlog.contextvars.unbind_contextvars("service")

@@ -11,15 +11,20 @@ does not listen itself; it refuses the port to a process that looks for a free o
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+import tempfile
 from pathlib import Path
 
 UNIX_PATH_MAX = 100
 """Bytes of the path of a unix socket: the kernel takes 107."""
+LISTENER_FD = 3
+"""The descriptor at which systemd, and `mooncache up`, pass a listening socket to a process."""
 _LOWEST = 15_000
 _TRIES = 64
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_SOCKET_NAME_MAX = 20
 
 
 def hold_port(host: str, port: int = 0) -> socket.socket:
@@ -43,6 +48,37 @@ def hold_port(host: str, port: int = 0) -> socket.socket:
         held.close()
         raise
     return held
+
+
+def make_socket_folder() -> Path:
+    """A new folder for unix sockets, whose names have at most 20 bytes.
+
+    It lies in /tmp where the user's folder for temporary files is too deep for the path of a socket.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="mooncache-"))
+    if len(os.fsencode(folder)) + 1 + _SOCKET_NAME_MAX <= UNIX_PATH_MAX:
+        return folder
+    folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix="mooncache-", dir="/tmp"))
+
+
+def passed_listener() -> socket.socket | None:
+    """The listening socket that the parent passed (systemd's protocol, one socket); None when it passed none.
+
+    Such a socket is the parent's, too: connections wait in its queue while the process is started again.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) or os.environ.get("LISTEN_FDS") != "1":
+        return None
+    try:
+        passed = socket.socket(fileno=os.dup(LISTENER_FD))
+        listens = passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        return None
+    if not listens or passed.type != socket.SOCK_STREAM or passed.family == socket.AF_UNIX:
+        passed.close()
+        return None
+    os.set_inheritable(LISTENER_FD, False)
+    return passed
 
 
 def host_in_url(host: str) -> str:

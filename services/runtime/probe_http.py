@@ -1,10 +1,11 @@
-"""The small HTTP port of every service: GET /metrics, /health, /ready. Nothing else, and nothing can be
+"""The small HTTP port of every service: GET /metrics, /health, /ready, /serving. Nothing else, and nothing can be
 changed by it.
 
-/health says that the process's loop turns, /ready whether it should get work (503 and the reason otherwise).
+/health says that the process's loop turns, /ready whether it should get work (503 and the reason otherwise), /serving
+whether the cluster gives it work: as gRPC's health of its control service, so also registered where it registers.
 On loopback the port is open to local users and speaks plain HTTP; beyond loopback it speaks HTTPS when TLS is on, and
-/metrics asks for the metrics key (`mooncache token --metrics`), which opens nothing else. The two probes, which tell
-one word, stay open for orchestrators. Requests are hostile: size, time and number of
+/metrics asks for the metrics key (`mooncache token --metrics`), which opens nothing else. The probes, which tell one
+sentence, stay open for orchestrators. Requests are hostile: size, time and number of
 connections are capped.
 """
 
@@ -37,11 +38,13 @@ Answer = tuple[int, str, bytes]
 
 
 class ProbeServer:
-    """Serves the three paths. `readiness` returns "" when ready, otherwise the reason; `key` opens /metrics."""
+    """Serves the paths. `readiness` and `serving` return "" for yes, otherwise the reason; `key` opens /metrics."""
 
-    def __init__(self, metrics: Metrics, readiness: Callable[[], str], key: str) -> None:
+    def __init__(
+        self, metrics: Metrics, readiness: Callable[[], str], serving: Callable[[], str], key: str
+    ) -> None:
         self._metrics = metrics
-        self._readiness = readiness
+        self._asked = {"/ready": ("ready", readiness), "/serving": ("serving", serving)}
         self._bearer = f"Bearer {key}"
         self._open = False
         self._server: asyncio.Server | None = None
@@ -104,12 +107,13 @@ class ProbeServer:
             return _text(405, "only GET")
         if path == "/health":
             return _text(200, "ok")
-        if path == "/ready":
-            reason = self._readiness()
-            return 503 if reason else 200, "application/json", _json({"ready": not reason, "reason": reason})
+        if path in self._asked:
+            word, ask = self._asked[path]
+            reason = ask()
+            return 503 if reason else 200, "application/json", _json({word: not reason, "reason": reason})
         if path == "/metrics":
             return self._metrics_answer(lines[1:])
-        return _text(404, "paths: /metrics /health /ready")
+        return _text(404, "paths: /metrics /health /ready /serving")
 
     def _metrics_answer(self, header_lines: list[str]) -> Answer:
         if not self._open:

@@ -16,6 +16,10 @@ nonce under which too many sessions are known makes room for the next one early.
 
     authorization    mcp1 <"*" or tenant> <nonce> <session> <number> <MAC>
     mooncache-proof  <nonce to use next> <MAC>                               (trailing metadata of the answer)
+
+docs/grpc.md says the same for callers in other languages, with examples that tests compare. A port with TLS may also
+take the control key itself as `Bearer mck1.…`, from tools that sign nothing. The answers then prove nothing; the
+server's certificate does.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ STALE: Final = (
     -1
 )  # in place of a code: nothing was carried out, call again with the nonce that comes with this
 NO_NONCE: Final = "-"
+_BEARER: Final = "bearer "
 _SCHEME: Final = "mcp1"
 _ALL_TENANTS: Final = "*"
 _WINDOW_MASK: Final = (1 << WINDOW) - 1
@@ -49,7 +54,6 @@ _HEADER: Final = re.compile(
     r"mcp1 (\*|[a-z0-9][a-z0-9_.-]{0,62}) (-|[0-9a-f]{32}) ([0-9a-f]{32}) ([0-9]{1,19}) ([0-9a-f]{64})"
 )
 _ANSWER: Final = re.compile(r"([0-9a-f]{32}) ([0-9a-f]{64})")
-_KEY_PREFIX: Final = b"mooncache control v1\0"
 _CALL_PREFIX: Final = b"mooncache call v1\0"
 _ANSWER_PREFIX: Final = b"mooncache answer v1\0"
 _THREAD_BYTES_MIN: Final = 256 << 10  # hashing more would hold up the event loop
@@ -62,18 +66,16 @@ async def digest(data: bytes) -> bytes:
     return await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
 
 
-def _control_key(key: bytes) -> bytes:
-    return auth.keyed_hash(key, _KEY_PREFIX)
-
-
-def _call_mac(key: bytes, signed: str, path: str, request_digest: bytes) -> bytes:
+def call_mac(key: bytes, signed: str, path: str, request_digest: bytes) -> bytes:
+    """What a call carries: an HMAC over the fields before it, the method's path and the SHA-256 of the request."""
     text = f"{signed} {path}".encode()
     return hmac.digest(key, _CALL_PREFIX + text + b"\0" + request_digest, "sha256")
 
 
-def _answer_mac(key: bytes, call_mac: bytes, code: int, nonce: str, answer_digest: bytes) -> bytes:
+def answer_mac(key: bytes, mac: bytes, code: int, nonce: str, answer_digest: bytes) -> bytes:
+    """What an answer carries, bound to the call's own `mac`."""
     text = f"{code} {nonce}".encode()
-    return hmac.digest(key, _ANSWER_PREFIX + call_mac + text + b"\0" + answer_digest, "sha256")
+    return hmac.digest(key, _ANSWER_PREFIX + mac + text + b"\0" + answer_digest, "sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +105,10 @@ class Prover:
         """Sign one call; a repeat needs a new signature. Raises Unauthenticated for a text that is not a token."""
         if self._token is None:
             raise self._refusal or Unauthenticated("No token was given.")
-        self._key = self._key or _control_key(self._token.key)
+        self._key = self._key or auth.derive_control_key(self._token.key)
         who = _ALL_TENANTS if self._token.admin else self._token.tenant
         signed = f"{_SCHEME} {who} {self._nonce} {self._session} {next(self._numbers)}"
-        mac = _call_mac(self._key, signed, path, request_digest)
+        mac = call_mac(self._key, signed, path, request_digest)
         return SignedCall(f"{signed} {mac.hex()}", mac)
 
     def proves(self, call: SignedCall, code: int, answer_digest: bytes, proof: str) -> bool:
@@ -114,7 +116,7 @@ class Prover:
         match = _ANSWER.fullmatch(proof)
         if match is None:
             return False
-        expected = _answer_mac(self._key, call.mac, code, match[1], answer_digest)
+        expected = answer_mac(self._key, call.mac, code, match[1], answer_digest)
         if not hmac.compare_digest(expected, bytes.fromhex(match[2])):
             return False
         self._nonce = match[1]
@@ -175,17 +177,27 @@ class Admitted:
         """Metadata that proves the answer; none for a caller without a key in common."""
         if not self._key:
             return ()
-        mac = _answer_mac(self._key, self._mac, code, self._nonce, answer_digest)
+        mac = answer_mac(self._key, self._mac, code, self._nonce, answer_digest)
         return ((METADATA_KEY, f"{self._nonce} {mac.hex()}"),)
 
 
 class Gate:
-    """The service's side: one for each port. `now_s` is a monotonic clock."""
+    """The service's side: one for each port. `now_s` is a monotonic clock.
+
+    Args:
+        bearer: take a control key as a bearer token, too. For ports with TLS alone: others cannot read along there.
+    """
 
     def __init__(
-        self, cluster: auth.Token, now_s: Callable[[], float], *, sessions_max: int = SESSIONS_MAX
+        self,
+        cluster: auth.Token,
+        now_s: Callable[[], float],
+        *,
+        sessions_max: int = SESSIONS_MAX,
+        bearer: bool = False,
     ) -> None:
         self._now_s = now_s
+        self._bearer = bearer
         self._sessions_max = sessions_max
         self._present = _Generation(now_s())
         self._before: _Generation | None = None
@@ -193,7 +205,7 @@ class Gate:
         @lru_cache(maxsize=4096)
         def key_of(who: str) -> bytes:
             admin = who == _ALL_TENANTS
-            return _control_key(cluster.key if admin else auth.derive_tenant_key(cluster.key, who))
+            return auth.derive_control_key(cluster.key if admin else auth.derive_tenant_key(cluster.key, who))
 
         self._key_of = key_of
 
@@ -201,12 +213,14 @@ class Gate:
         """Look at one call; never raises. A number is used up by a call that was proven, and by no other."""
         self._turn()
         match = _HEADER.fullmatch(authorization)
+        if match is None and self._bearer and _is_bearer(authorization):
+            return self._admit_bearer(authorization[len(_BEARER) :])
         if match is None:
             return Admitted(self._present.nonce, _wrong_form(authorization))
         who, nonce, session, number, mac_text = match.groups()
         key = self._key_of(who)
         mac = bytes.fromhex(mac_text)
-        expected = _call_mac(key, authorization.rpartition(" ")[0], path, request_digest)
+        expected = call_mac(key, authorization.rpartition(" ")[0], path, request_digest)
         if not hmac.compare_digest(mac, expected):
             return Admitted(
                 self._present.nonce,
@@ -221,8 +235,19 @@ class Gate:
         ):
             admitted.stale = True
         else:
-            tenant = auth.DEFAULT_TENANT if who == _ALL_TENANTS else who
-            admitted.identity = auth.Identity(tenant, admin=who == _ALL_TENANTS)
+            admitted.identity = _identity(who)
+        return admitted
+
+    def _admit_bearer(self, text: str) -> Admitted:
+        """A call with the control key in it; the answer is not proven, because the caller asked for no proof."""
+        try:
+            presented = auth.parse_control_key(text)
+        except Unauthenticated as error:
+            return Admitted(self._present.nonce, error.message)
+        who = _ALL_TENANTS if presented.tenant is None else presented.tenant
+        admitted = Admitted(self._present.nonce, "The control key is not one of this cluster.")
+        if hmac.compare_digest(presented.key, self._key_of(who)):
+            admitted.identity = _identity(who)
         return admitted
 
     def _generation(self, nonce: str) -> _Generation | None:
@@ -239,10 +264,24 @@ class Gate:
             self._present = _Generation(now_s)
 
 
+def _identity(who: str) -> auth.Identity:
+    admin = who == _ALL_TENANTS
+    return auth.Identity(auth.DEFAULT_TENANT if admin else who, admin=admin)
+
+
+def _is_bearer(authorization: str) -> bool:
+    return authorization[: len(_BEARER)].lower() == _BEARER
+
+
 def _wrong_form(authorization: str) -> str:
     if not authorization:
         return "The call carries no proof of a token."
-    if authorization[:7].lower() == "bearer ":
+    if _is_bearer(authorization) and authorization[len(_BEARER) :].startswith("mck1."):
+        return (
+            "A control key was sent as a bearer token to a port that takes none (no TLS, or grpc.bearer is off), and "
+            "may have been seen on the way; make a new cluster token, and send a proof (docs/grpc.md)."
+        )
+    if _is_bearer(authorization):
         return (
             "A token was sent instead of a proof that the caller knows it, and may have been seen on the way; "
             "make a new cluster token and use a client of this version."

@@ -2,8 +2,8 @@
 SIGINT.
 
 A subclass says what it is: `build` (state and RPC table), `duties`, and when needed `listening`, `readiness`,
-`drain` and `shutdown`. Order of life: build -> listen -> listening() -> duties -> ready ... signal -> drain()
--> calls under way end -> duties end -> shutdown(). Every step of the end has a deadline; a second signal ends
+`serving`, `drain` and `shutdown`. Order of life: build -> listen -> listening() -> duties -> ready ... signal ->
+drain() -> calls under way end -> duties end -> shutdown(). Every step of the end has a deadline; a second signal ends
 the process at once.
 """
 
@@ -12,25 +12,29 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mooncache import auth
 from mooncache.config import Config, load
 from mooncache.errors import ConfigInvalid, MooncacheError
-from mooncache.runtime import logs, tls, tracing
+from mooncache.runtime import logs, service_manager, tls, tracing
 from mooncache.runtime.bind import check_bind, is_loopback
 from mooncache.runtime.clock import Clock, SystemClock
 from mooncache.runtime.duties import Duty, DutyRunner
 from mooncache.runtime.grpc_server import GrpcServer, address
+from mooncache.runtime.health import LIVENESS, READINESS
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import Metrics, RpcMetrics
 from mooncache.runtime.probe_http import ProbeServer
+from mooncache.runtime.reload import take_over
 from mooncache.runtime.rpc import RpcTable
 from mooncache.runtime.run_op import OpRunner
 
 EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 SHUTDOWN_TIMEOUT_S = 10.0
+CERTIFICATE_LOOK_S = 5.0
 
 log = get_logger(__name__)
 
@@ -47,6 +51,7 @@ class Service:
         call_count_max: control calls that may be under way.
         drain_timeout_s: time for `drain` and for the calls under way at the end.
         advertise_host: host that others reach the service by; empty means `host`.
+        metrics_name: whose metrics it has, where that is another service's.
     """
 
     def __init__(
@@ -60,12 +65,13 @@ class Service:
         call_count_max: int,
         drain_timeout_s: float,
         advertise_host: str = "",
+        metrics_name: str = "",
         clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.config = config
         self.clock: Clock = clock or SystemClock()
-        self.metrics = Metrics(name)
+        self.metrics = Metrics(metrics_name or name)
         self.token, created = auth.load_or_create_cluster_token(config.cluster.token_path)
         if created:
             log.info(Event.AUTH_TOKEN_CREATED, path=str(config.cluster.token_path))
@@ -76,10 +82,14 @@ class Service:
         self._drain_timeout_s = drain_timeout_s
         failures = self.metrics.counter("duty_failures", "Failures of background duties.", ("duty", "code"))
         self._duties = DutyRunner(self.clock, lambda duty, code: failures.labels(duty, code).inc())
-        self._probe = ProbeServer(self.metrics, self._readiness, auth.metrics_key(self.token))
+        self._probe = ProbeServer(
+            self.metrics, self._readiness, self._serving_now, auth.metrics_key(self.token)
+        )
         self._grpc: GrpcServer | None = None
         self.runner: OpRunner | None = None
         self._stop_asked = asyncio.Event()
+        self._reloading: asyncio.Future[None] | None = None
+        self._http_contexts: list[ssl.SSLContext] = []
         self.listening_now = False
         self.draining = False
 
@@ -105,13 +115,44 @@ class Service:
         """Empty when the service should get work, otherwise the reason why not."""
         return ""
 
+    def serving(self) -> str:
+        """Of a ready process: empty when its control service should get calls, otherwise the reason why not."""
+        return ""
+
     async def drain(self) -> None:
         """Say goodbye: called while calls are still served, within the drain timeout."""
+
+    def configured(self) -> None:
+        """Called when `config` has changed while the process runs, by settings of `reload.LIVE` alone."""
 
     async def shutdown(self) -> None:
         """Let go of everything; called last, also when start-up failed half-way."""
 
     # what it does with it
+
+    def keep_certificate(self, context: ssl.SSLContext | None) -> None:
+        """Have an HTTP port show the certificate of the files as they are, also when they are replaced."""
+        if context is not None:
+            self._http_contexts.append(context)
+
+    def _certificates(self) -> Callable[[], Awaitable[None]]:
+        files = tls.CertificateFiles(self.config.tls)
+
+        async def look() -> None:
+            if files.changed():
+                for context in self._http_contexts:
+                    files.load_into(context)
+                log.info(Event.TLS_RELOADED, cert_file=str(self.config.tls.cert_file))
+
+        return look
+
+    def health(self) -> Mapping[str, str]:
+        """What gRPC's health service tells: why each name does not serve, "" for one that does."""
+        ready = self._readiness()
+        states = {"": ready, LIVENESS: "", READINESS: ready}
+        if self.runner is not None:
+            states[self.runner.table.service_name] = self._serving_now()
+        return states
 
     @property
     def grpc_target(self) -> str:
@@ -139,7 +180,14 @@ class Service:
         table = await self.build()
         if table is not None:
             self.runner = OpRunner(table, self.clock, RpcMetrics(self.metrics))
-            self._grpc = GrpcServer(self.runner, self.token, self.clock, call_count_max=self._call_count_max)
+            self._grpc = GrpcServer(
+                self.runner,
+                self.token,
+                self.clock,
+                call_count_max=self._call_count_max,
+                health=self.health,
+                settings=self.config.grpc,
+            )
             await self._grpc.start(self._host, self._port, credentials)
         if credentials is not None:
             log.info(Event.TLS_ENABLED, client_certificates=self.config.tls.require_client_cert)
@@ -147,10 +195,13 @@ class Service:
             log.warning(Event.BIND_PUBLIC, host=self._host, tls=credentials is not None)
         if self.config.metrics.enabled:
             context = tls.http_server_context(self.config.tls)
+            self.keep_certificate(context)
             await self._probe.start(self.config.metrics.host, self._metrics_port, context)
         self.listening_now = True
         await self.listening()
         self._duties.start(self.duties())
+        if credentials is not None:
+            self._duties.start([Duty("reload_certificates", self._certificates(), CERTIFICATE_LOOK_S)])
         log.info(Event.SERVICE_READY, grpc_target=self.grpc_target, metrics=self.metrics_address)
 
     async def stop(self) -> None:
@@ -169,6 +220,19 @@ class Service:
             log.info(Event.SERVICE_STOPPED)
         self.listening_now = False
 
+    async def reload(self) -> None:
+        """Read the configuration again and take over what needs no restart; one that is wrong changes nothing."""
+        try:
+            wanted = await asyncio.to_thread(load)
+        except ConfigInvalid as error:
+            log.error(Event.CONFIG_REFUSED, reason=error.message)
+            return
+        self.config, changed, waiting = take_over(self.config, wanted)
+        if "logging.level" in changed:
+            logs.set_level(self.config.logging.level)
+        self.configured()
+        log.warning(Event.CONFIG_RELOADED, changed=list(changed), needs_restart=list(waiting))
+
     def ask_to_stop(self) -> None:
         """End `run`; may be called from the loop's thread only."""
         self._stop_asked.set()
@@ -186,18 +250,28 @@ class Service:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             await self.start()
+            await _tell_service_manager(service_manager.READY)
             await self._stop_asked.wait()
+            await _tell_service_manager(service_manager.STOPPING)
             await self.stop()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
+
+    def _on_hangup(self) -> None:
+        if self._reloading is None or self._reloading.done():
+            self._reloading = asyncio.ensure_future(self.reload())
 
     def _readiness(self) -> str:
         if self.draining:
             return "draining"
         return self.readiness() if self.listening_now else "starting"
+
+    def _serving_now(self) -> str:
+        return self._readiness() or self.serving()
 
     async def _bounded(self, step: object, timeout_s: float, what: str) -> None:
         try:
@@ -205,6 +279,13 @@ class Service:
                 await step  # type: ignore[misc]
         except Exception as error:
             log.error(Event.SERVICE_FAILED, step=what, error=repr(error), exc_info=error)
+
+
+async def _tell_service_manager(word: str) -> None:
+    try:
+        await asyncio.to_thread(service_manager.tell, word)
+    except OSError as error:
+        log.warning(Event.SERVICE_MANAGER_ABSENT, reason=error.strerror or str(error))
 
 
 def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:

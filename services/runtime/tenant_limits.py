@@ -19,12 +19,15 @@ from mooncache.proto.v1 import common_pb2
 
 TENANTS_MAX: Final = 4096
 FILE_BYTES_MAX: Final = 4 << 20
+REPLICAS_MAX: Final = 16
 _NUMBER_MAX: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Of one tenant on each node; 0 is no limit, or no share."""
+    """Of one tenant on each node; 0 is no limit, or no share. `replicas` is of the pool: copies of each block.
+
+    `encrypted` is 1 when its blocks go to disks encrypted or not at all."""
 
     memory_quota_bytes: int = 0
     memory_share_bytes: int = 0
@@ -32,6 +35,8 @@ class TenantLimits:
     disk_share_bytes: int = 0
     bytes_per_s: int = 0
     ttl_ms: int = 0
+    replicas: int = 0
+    encrypted: int = 0
 
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> Self:
@@ -44,7 +49,15 @@ class TenantLimits:
                 )
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _NUMBER_MAX:
                 raise InvalidArgument(f"{name} must be a whole number from 0 to {_NUMBER_MAX}.")
+        if values.get("encrypted", 0) > 1:
+            raise InvalidArgument("encrypted must be 0 or 1.")
+        if values.get("replicas", 0) > REPLICAS_MAX:
+            raise InvalidArgument(f"replicas must be a whole number from 0 to {REPLICAS_MAX}.")
         return cls(**values)
+
+    def of_node(self) -> dict[str, int]:
+        """The amounts that a node keeps to by itself; how many copies there are is the master's to keep."""
+        return {name: value for name, value in asdict(self).items() if name not in ("replicas", "encrypted")}
 
 
 @dataclass(frozen=True, slots=True)

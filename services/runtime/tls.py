@@ -7,7 +7,10 @@ With `tls.enabled` every port needs a certificate; with `tls.require_client_cert
 from __future__ import annotations
 
 import ssl
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import grpc
 
@@ -34,11 +37,61 @@ def server_credentials(tls: TlsSection) -> grpc.ServerCredentials | None:
     """Credentials of a listening port, None when TLS is off. Raises ConfigInvalid."""
     if not tls.enabled:
         return None
+    files = CertificateFiles(tls)
+
+    def present() -> grpc.ServerCertificateConfiguration | None:
+        """Called by the library before each handshake. Files that are wrong leave the certificate as it is."""
+        try:
+            return _configuration(tls) if files.changed() else None
+        except ConfigInvalid:
+            return None  # the duty `reload_certificates` looks at the same files, and says so
+
+    fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", present)  # None is: as it was
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(tls), fetch, require_client_authentication=tls.require_client_cert
+    )
+
+
+def _configuration(tls: TlsSection) -> grpc.ServerCertificateConfiguration:
     pair = (_read("key_file", tls.key_file), _read("cert_file", tls.cert_file))
     client_ca = _read("ca_file", tls.ca_file) if tls.require_client_cert else None
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=client_ca, require_client_auth=tls.require_client_cert
-    )
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=client_ca)
+
+
+class CertificateFiles:
+    """The certificate, key and authority that the configuration names, as files that may be replaced meanwhile."""
+
+    def __init__(self, tls: TlsSection) -> None:
+        self._tls = tls
+        self._stamps = self._look()
+
+    def changed(self) -> bool:
+        """Whether they are others since the last time. Raises ConfigInvalid when they do not belong together.
+
+        Then they count as unchanged, and the next call looks at them again.
+        """
+        stamps = self._look()
+        if stamps == self._stamps or None in stamps:  # one is gone: it is just being replaced
+            return False
+        self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        self._stamps = stamps
+        return True
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have a context show the present certificate. Raises ConfigInvalid."""
+        _load_pair(context, self._tls)
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_stamp(path) for path in (self._tls.cert_file, self._tls.key_file, self._tls.ca_file) if path]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is replaced; None when it cannot be seen."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def channel_credentials(tls: TlsSection) -> grpc.ChannelCredentials | None:
@@ -76,6 +129,13 @@ def http_client_context(tls: TlsSection) -> ssl.SSLContext | None:
     if tls.cert_file is not None:
         _load_pair(context, tls)
     return context
+
+
+def http_opener(url: str, tls: TlsSection) -> urllib.request.OpenerDirector:
+    """For calls to a port of the cluster: past any proxy, and with the cluster's authority. Raises ConfigInvalid."""
+    context = http_client_context(tls) if url.startswith("https:") else None
+    secure = [urllib.request.HTTPSHandler(context=context)] if context is not None else []
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure)
 
 
 def _load_pair(context: ssl.SSLContext, tls: TlsSection) -> None:

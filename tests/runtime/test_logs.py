@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -62,6 +63,35 @@ def test_console_is_for_people_and_redacts_too() -> None:
     assert "service.ready" in out.getvalue()
     assert "0a0a" not in out.getvalue()
     assert "below" not in out.getvalue()
+
+
+class FullDisk(io.StringIO):
+    """A file on a file system that has no room for a while."""
+
+    full = True
+
+    def write(self, text: str, /) -> int:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+
+def test_a_full_disk_costs_lines_and_fails_nobody() -> None:
+    disk = FullDisk()
+    logs.setup("test", log_format="json", stream=disk)
+    try:
+        for _ in range(3):
+            get_logger("x").error(Event.RPC_DEFECT)
+        disk.full = False
+        get_logger("x").info(Event.SERVICE_READY)
+        get_logger("x").info(Event.SERVICE_STOPPED)
+    finally:
+        logs.reset()
+    lines = [json.loads(line) for line in disk.getvalue().splitlines()]
+    assert [(line["event"], line.get("lines_lost")) for line in lines] == [
+        ("service.ready", 3),
+        ("service.stopped", None),
+    ]
 
 
 def test_codes_are_well_formed_and_unique() -> None:

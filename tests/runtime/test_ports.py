@@ -1,16 +1,18 @@
-"""A port that is kept for a server: the server gets it, no other process does."""
+"""A port that is kept for a server, which no other process gets; a folder whose paths suit a unix socket."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import tempfile
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import pytest
 
-from mooncache.runtime.ports import hold_port, port_of
+from mooncache.runtime.ports import hold_port, make_socket_folder, port_of
 
 HOST = "127.0.0.1"
 
@@ -59,3 +61,22 @@ def test_an_asked_port_that_a_server_has_is_refused() -> None:
         server.listen()
         with pytest.raises(OSError, match="in use"):
             hold_port(HOST, port_of(server))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_socket_can_be_bound_in_the_folder_however_deep_temporary_files_lie(
+    deep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / ("d" * 100) if deep else Path(tempfile.gettempdir())
+    temporary.mkdir(exist_ok=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    folder = make_socket_folder()
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / "node.sock"))
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert deep == (folder.parent != temporary)
+        assert not deep or not list(temporary.iterdir())
+    finally:
+        (folder / "node.sock").unlink(missing_ok=True)
+        folder.rmdir()

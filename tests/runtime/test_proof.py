@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,11 +23,18 @@ from mooncache.runtime.proof import (
     Prover,
     SignedCall,
     Window,
+    answer_mac,
+    call_mac,
 )
 
 CLUSTER = auth.Token("default", admin=True, key=bytes(range(32)))
 TENANT = auth.tenant_token(CLUSTER, "team-a")
 PATH = "/mooncache.v1.MasterService/Locate"
+
+
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "docs" / "examples" / "grpc_proof_vectors.json").read_text(encoding="utf-8")
+)
 
 
 def sha(data: bytes) -> bytes:
@@ -50,6 +60,40 @@ def sent(gate: Gate, prover: Prover, body: bytes = b"body") -> tuple[SignedCall,
             return signed, admitted
         assert prover.proves(signed, STALE, sha(b"stale"), admitted.seal(STALE, sha(b"stale"))[0][1])
     raise AssertionError("stale forever")
+
+
+def test_control_keys_are_those_of_the_documentation() -> None:
+    for vector in VECTORS["control_keys"]:
+        key = auth.control_key(auth.parse_token(vector["token"]))
+        assert key.text == vector["control_key"]
+        assert auth.parse_control_key(key.text) == key
+        assert key.key.hex() not in repr(key)
+
+
+@pytest.mark.parametrize("vector", VECTORS["calls"], ids=lambda vector: str(vector["what"]))
+def test_proofs_are_those_of_the_documentation(vector: dict[str, Any]) -> None:
+    """Both sides: what a channel sends and believes, and what a service takes and answers."""
+    control, request = (
+        auth.parse_control_key(vector["control_key"]),
+        sha(bytes.fromhex(vector["request_hex"])),
+    )
+    head, answer = vector["authorization"].rpartition(" ")[0], vector["answer"]
+    who = control.tenant or "*"
+    assert head == f"mcp1 {who} {vector['nonce']} {vector['session']} {vector['number']}"
+    mac = call_mac(control.key, head, vector["path"], request)
+    assert mac.hex() == vector["authorization"].rpartition(" ")[2]
+    body = answer["details"].encode() if "details" in answer else bytes.fromhex(answer["response_hex"])
+    sealed = answer_mac(control.key, mac, answer["code"], answer["nonce"], sha(body))
+    assert answer["mooncache_proof"] == f"{answer['nonce']} {sealed.hex()}"
+
+    admitted = gate().admit(vector["authorization"], vector["path"], request)
+    assert admitted.stale, "it fits the key; this service gave out another nonce"
+    assert gate().admit(vector["authorization"], vector["path"] + "x", request).refusal != admitted.refusal
+    prover = Prover((CLUSTER if control.tenant is None else TENANT).text)
+    prover.sign(vector["path"], request)  # a channel that knows its key
+    signed = SignedCall(vector["authorization"], mac)
+    assert prover.proves(signed, answer["code"], sha(body), answer["mooncache_proof"])
+    assert not prover.proves(signed, answer["code"] + 1, sha(body), answer["mooncache_proof"])
 
 
 @pytest.mark.parametrize("token", [CLUSTER, TENANT])

@@ -113,3 +113,15 @@ class TestService(Service):
 def channel(service: Service, token: Token | str | None = None, **changes: Any) -> GrpcChannel:
     text = token if isinstance(token, str) else (token or service.token).text
     return GrpcChannel(service.grpc_target, rpc.MASTER_SERVICE, token=text, **changes)
+
+
+async def http(service: TestService, path: str, method: str = "GET", extra: str = "") -> tuple[int, str]:
+    """Status and body of a request to the probe port."""
+    host, port = service.metrics_address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}\r\n".encode())
+    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition("\r\n\r\n")
+    return int(head.split(" ")[1]), body

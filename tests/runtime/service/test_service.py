@@ -20,7 +20,7 @@ from mooncache.config import Config, load
 from mooncache.proto.v1 import master_pb2 as pb
 from mooncache.runtime.proof import METADATA_KEY, STALE, Prover, digest
 from tests.conditions import until
-from tests.runtime.service.support import TestService, channel
+from tests.runtime.service.support import TestService, channel, http
 
 
 @pytest.fixture
@@ -29,17 +29,6 @@ async def service(config: Config) -> AsyncIterator[TestService]:
     await made.start()
     yield made
     await made.stop()
-
-
-async def http(service: TestService, path: str, method: str = "GET", extra: str = "") -> tuple[int, str]:
-    host, port = service.metrics_address.rsplit(":", 1)
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}\r\n".encode())
-    answer = (await asyncio.wait_for(reader.read(), 60)).decode()
-    writer.close()
-    await writer.wait_closed()
-    head, _, body = answer.partition("\r\n\r\n")
-    return int(head.split(" ")[1]), body
 
 
 async def test_identity_comes_from_the_token(service: TestService) -> None:
@@ -150,6 +139,8 @@ async def test_probes_and_metrics(service: TestService) -> None:
     service.not_ready = "no leader"
     status, body = await http(service, "/ready")
     assert (status, json.loads(body)["reason"]) == (503, "no leader")
+    status, body = await http(service, "/serving")
+    assert (status, json.loads(body)) == (503, {"serving": False, "reason": "no leader"})
     status, body = await http(service, "/metrics")
     assert status == 200
     assert 'mooncache_test_rpc_calls_total{code="OK",method="GetStatus"} 1.0' in body

@@ -16,6 +16,7 @@ from mooncache.config import Config, load
 from mooncache.proto.v1 import master_pb2 as pb
 from mooncache.runtime import tls
 from mooncache.runtime.certificates import make_certificates
+from tests.certificates import expired_certificate
 from tests.runtime.service.support import TestService, channel
 
 
@@ -62,6 +63,28 @@ async def test_tls_and_mutual_tls(tmp_path: Path, pki: Path) -> None:
                 await plain.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 3.0)
             await plain.close()
         finally:
+            await service.stop()
+
+
+async def test_an_expired_certificate_is_refused_and_a_new_one_is_taken_at_the_next_start(
+    tmp_path: Path, pki: Path
+) -> None:
+    """The service runs; whoever connects anew refuses it, in bounded time. Its next start reads the new file."""
+    expired = expired_certificate(tmp_path, pki)
+    for cert, key, good in ((*expired, False), (pki / "cert.pem", pki / "key.pem", True)):
+        config = config_with(tmp_path, pki, **{"tls.cert_file": cert, "tls.key_file": key})
+        service = TestService(config)
+        await service.start()
+        caller = channel(service, credentials=tls.channel_credentials(config_with(tmp_path, pki).tls))
+        try:
+            if good:
+                status = await caller.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
+                assert status.leading
+            else:
+                with pytest.raises((errors.MasterUnavailable, errors.DeadlineExceeded)):
+                    await caller.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 3.0)
+        finally:
+            await caller.close()
             await service.stop()
 
 
