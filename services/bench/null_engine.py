@@ -1,8 +1,9 @@
 """An engine that computes nothing: the engines' OpenAI API, answered at once with fixed tokens.
 
-What is measured through it is everything but the engine. It speaks just enough HTTP/1.1 for that (no chunked request
-bodies, no pipelining of several requests at once) and must cost less than what stands before it: streams are written
-from ready-made bytes, one write per event, as real engines do it.
+What is measured through it is everything but the engine. It speaks just enough HTTP/1.1 for that (no pipelining of
+several requests at once) and must cost less than what stands before it: streams are written from ready-made bytes, one
+write per event, as real engines do it. Its usage is a guess, which makes gateways doubt their tokenizer: a request with
+`"null_usage": false` gets none.
 
 `python -m mooncache.bench.null_engine --model NAME` prints one JSON line with its port and ends when its input ends.
 """
@@ -37,6 +38,7 @@ class NullEngineOptions:
     """Events of one stream; 0 sends them as fast as the client takes them. A request's `null_events_per_s` wins."""
     first_token_s: float = 0.0  # pause before an answer
     tokens: int = 16  # of an answer without max_tokens
+    prompt_tokens_per_s: float = 0.0  # prompts take their time one after another; 0: none
 
 
 class NullEngine:
@@ -52,6 +54,7 @@ class NullEngine:
         self.idle = asyncio.Event()
         self.idle.set()
         self.bodies: deque[dict[str, Any]] = deque(maxlen=32)
+        self.computing = asyncio.Lock()  # of prompts
         self.port = 0
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -117,8 +120,11 @@ class _Connection(asyncio.Protocol):
                 self.abort()
             return
         method, path, headers = _parse_head(bytes(self._buffer[:end]))
+        if headers.get("transfer-encoding", "").lower() == "chunked":
+            self._take_chunked(method, path, headers, end + 4)
+            return
         length = int(headers.get("content-length", "0") or "0")
-        if length > _BODY_BYTES_MAX or "transfer-encoding" in headers:
+        if length > _BODY_BYTES_MAX:
             self.abort()
             return
         if len(self._buffer) < end + 4 + length:
@@ -126,6 +132,31 @@ class _Connection(asyncio.Protocol):
         body = bytes(self._buffer[end + 4 : end + 4 + length])
         del self._buffer[: end + 4 + length]
         self._serve(method, path, headers, body)
+
+    def _take_chunked(self, method: str, path: str, headers: dict[str, str], start: int) -> None:
+        """A body in chunks, as proxies send it: read when its end is there."""
+        if len(self._buffer) > _BODY_BYTES_MAX:
+            self.abort()
+            return
+        if not self._buffer.endswith(b"0\r\n\r\n"):
+            return
+        parts: list[bytes] = []
+        at, whole = start, bytes(self._buffer)
+        while True:
+            line = whole.find(b"\r\n", at)
+            try:
+                size = int(whole[at:line], 16) if line >= 0 else -1
+            except ValueError:
+                self.abort()
+                return
+            if line < 0 or len(whole) < line + 4 + size:
+                return  # what looked like the end was a part of the body
+            if size <= 0:
+                break
+            parts.append(whole[line + 2 : line + 2 + size])
+            at = line + 4 + size
+        self._buffer.clear()
+        self._serve(method, path, headers, b"".join(parts))
 
     def _serve(self, method: str, path: str, headers: dict[str, str], body: bytes) -> None:
         options = self._engine.options
@@ -156,11 +187,22 @@ class _Connection(asyncio.Protocol):
         try:
             if options.first_token_s:
                 await asyncio.sleep(options.first_token_s)
-            answer = _NullAnswer(chat, options.model, request_id, tokens, _prompt_tokens(fields))
+            if options.prompt_tokens_per_s:
+                async with self._engine.computing:
+                    await asyncio.sleep(_prompt_tokens(fields) / options.prompt_tokens_per_s)
+            answer = _NullAnswer(
+                chat,
+                options.model,
+                request_id,
+                tokens,
+                _prompt_tokens(fields),
+                computed=options.prompt_tokens_per_s > 0,
+            )
             if not fields.get("stream"):
                 self._answer(200, answer.whole(), request_id)
                 return
             wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
+            wants_usage = wants_usage and fields.get("null_usage") is not False
             rate = float(fields.get("null_events_per_s") or options.events_per_s)
             await self._stream(answer, wants_usage, rate, request_id)
         finally:
@@ -199,8 +241,11 @@ class _Connection(asyncio.Protocol):
 class _NullAnswer:
     """The parts of one answer, shaped like vLLM's."""
 
-    def __init__(self, chat: bool, model: str, request_id: str, tokens: int, prompt_tokens: int) -> None:
+    def __init__(
+        self, chat: bool, model: str, request_id: str, tokens: int, prompt_tokens: int, *, computed: bool
+    ) -> None:
         self.tokens = tokens
+        self._computed = computed  # the prompt took its time
         self._chat = chat
         self._prompt_tokens = prompt_tokens
         kind = "chat.completion" if chat else "text_completion"
@@ -217,7 +262,10 @@ class _NullAnswer:
         return self._event({"content": ""}, "length")
 
     def usage_event(self) -> bytes:
-        return _sse({**self._frame, "object": self._kinds[1], "choices": [], "usage": self._usage()})
+        said: dict[str, object] = {"choices": [], "usage": self._usage()}
+        if self._computed:  # from such a report the conductor learns how fast the engine is
+            said["kv_transfer_params"] = {"mooncache": {"v": 1, "outcome": "miss", "asked_tokens": 0}}
+        return _sse({**self._frame, "object": self._kinds[1], **said})
 
     def whole(self) -> dict[str, Any]:
         text = _TEXT * self.tokens
@@ -297,8 +345,16 @@ def main() -> int:
     parser.add_argument("--events-per-s", type=float, default=0.0)
     parser.add_argument("--first-token-s", type=float, default=0.0)
     parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--prompt-tokens-per-s", type=float, default=0.0)
     given = parser.parse_args()
-    options = NullEngineOptions(given.model, given.key, given.events_per_s, given.first_token_s, given.tokens)
+    options = NullEngineOptions(
+        given.model,
+        given.key,
+        given.events_per_s,
+        given.first_token_s,
+        given.tokens,
+        given.prompt_tokens_per_s,
+    )
     import uvloop
 
     uvloop.run(_run(options, given.port))

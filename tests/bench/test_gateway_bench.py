@@ -69,6 +69,19 @@ async def test_a_whole_answer(engine: NullEngine, session: aiohttp.ClientSession
     assert engine.bodies[-1] == body
 
 
+async def test_a_body_in_chunks(engine: NullEngine, session: aiohttp.ClientSession) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b'{"model": "m", "messages": [], "stream": true, "note": "0\\r\\n", '
+        yield b'"stream_options": {"include_usage": true}, "null_usage": false, "max_tokens": 2}'
+
+    async with session.post("/v1/chat/completions", data=pieces()) as response:
+        text = await response.text()
+    assert engine.bodies[-1]["note"] == "0\r\n"
+    assert text.endswith("data: [DONE]\n\n") and "usage" not in text
+    async with session.post("/v1/chat/completions", json={"messages": [], "max_tokens": 1}) as response:
+        assert response.status == 200, "the connection goes on"
+
+
 @pytest.mark.parametrize(("path", "field"), [("chat/completions", "delta"), ("completions", "text")])
 async def test_a_stream(session: aiohttp.ClientSession, path: str, field: str) -> None:
     body = {

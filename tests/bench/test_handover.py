@@ -36,5 +36,6 @@ def test_calls_that_come_without_a_leg_are_not_counted_for_it() -> None:
     assert waiting_calls.for_the_leg(idle, waiting) == {"node wait": 1, "node exists": 1}
     polled = {"master Heartbeat": 5, "master WatchMap": 9, "node exists": 100}
     assert waiting_calls.for_the_leg(idle, polled) == {"master WatchMap": 8, "node exists": 100}
+    assert waiting_calls.most([{"a": 1}, {"a": 3, "b": 1}, {"b": 2}]) == {"a": 3, "b": 2}
     rounds = [{"node wait": 1, "master WatchMap": 3}, {"node wait": 1, "node exists": 1}, {"node wait": 1}]
     assert waiting_calls.usual(rounds) == {"node wait": 1}

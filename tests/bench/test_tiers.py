@@ -10,15 +10,24 @@ import pytest
 
 from mooncache.bench import cases, fio
 from mooncache.bench import tiers as folder
-from mooncache.bench.tiers import kept, raw_io, start, writes
+from mooncache.bench.tiers import encryption, kept, raw_io, start, writes
 from mooncache.bench.tiers.command import tiers
 from mooncache.reporting.rows import Row
 
 
 def test_every_case_can_be_loaded_and_says_what_it_is() -> None:
-    assert {"raw_io", "memory", "stall", "writes", "start", "working_set", "kept", "tenants"} == set(
-        cases.case_names(folder)
-    )
+    assert set(cases.case_names(folder)) == {
+        "raw_io",
+        "memory",
+        "object_store",
+        "stall",
+        "writes",
+        "start",
+        "working_set",
+        "kept",
+        "tenants",
+        "encryption",
+    }
     for name in cases.case_names(folder):
         assert callable(cases.load_case(folder, name))
         assert (importlib.import_module(f"{folder.__name__}.{name}").__doc__ or "").strip()
@@ -35,6 +44,16 @@ def test_the_tier_moves_what_it_is_given_and_every_block_is_whole(tmp_path: Path
         assert found["written_bytes_per_s"] > 0 and found["reads_per_s"] > 0
         assert found["admitted_bytes"] >= 32 << 20
         assert found["corrupt_blocks"] == 0
+
+
+def test_what_encryption_costs_is_compared_and_nothing_goes_down_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encryption, "_QUICK_DISK_BYTES", 64 << 20)
+    monkeypatch.setattr(encryption, "_QUICK_SECONDS", 0.1)
+    rows = encryption.run(True, lambda text: None)
+    assert len([row for row in rows if row.against == "not encrypted"]) == 4
+    assert [(row.value, row.met) for row in rows[-2:]] == [(0.0, True), (0.0, True)]
 
 
 def test_without_fio_the_rest_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -78,8 +97,8 @@ def test_writes_count_bytes_of_the_disk_and_of_blocks() -> None:
     assert next(row for name, row in rows.items() if "moved to a newer segment" in name).value > 0
 
 
-def test_memory_of_a_killed_node_is_taken_over() -> None:
-    rows = {row.name: row for row in kept.taken_over(500, lambda _: None)}
+def test_memory_of_a_killed_node_is_adopted() -> None:
+    rows = {row.name: row for row in kept.adopted(500, lambda _: None)}
     there = next(row for name, row in rows.items() if "there after its start" in name)
     assert (there.value, there.met) == (500.0, True)
     assert all(row.value > 0 for row in rows.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mooncache.bench.transfer import TransferOptions, cases, nixl_lane, references, run
+from mooncache.bench.transfer import TransferOptions, cases, engines, nixl_lane, references, run
 from mooncache.bench.transfer.cases import BlockFlow, Case, Samples, percentile_us
 from mooncache.bench.transfer.command import transfer
 from mooncache.bench.transfer.node import start_server
@@ -233,3 +233,20 @@ def test_plot_and_page(tmp_path: Path) -> None:
     plot.write_html(samples, "| what |", tmp_path / "t.html")
     assert "The fastest is tcp read at 1 MiB: 2.00 GB/s" in (tmp_path / "t.svg").read_text()
     assert "<svg" in (tmp_path / "t.html").read_text()
+
+
+def test_engines_beside_each_other() -> None:
+    """A lane of ours moves bytes; a bar compares with the same case on the same wire, and stays open without it."""
+    for wire in ("tcp", "shm"):
+        lane = engines.Lane(engines.LaneKind("mooncache", wire, ()), 256 << 10)
+        try:
+            for write in (False, True):
+                assert lane.gb_per_s(write=write, block_bytes=64 << 10, batch=4, seconds=0.01) > 0
+        finally:
+            lane.close()
+    case = engines.case_name(1 << 20, 64, write=False)
+    assert case == "read 1 MiB x64"
+    report = Report("engines")
+    engines.add_rows(report, {("mooncache tcp", case): 3.0, ("nixl tcp", case): 1.5})
+    verdicts = {row.against: (row.ratio, row.met) for row in report.rows if row.against}
+    assert verdicts == {f"nixl tcp {case}": (2.0, True), f"original tcp {case}": (None, None)}

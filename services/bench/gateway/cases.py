@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mooncache.bench.gateway import prompts
 from mooncache.bench.gateway.stack import Stack
 from mooncache.bench.worker import Worker, processor_s
-from mooncache.reporting.rows import Report, Row, bar_row
+from mooncache.reporting.rows import Report, Row, bar_row, p99
 
 if TYPE_CHECKING:
     from mooncache.bench.gateway.options import GatewayBenchOptions
@@ -184,16 +184,12 @@ def _latencies(report: Report, answer: dict[str, Any], what: str, *, bar: bool) 
     report.add(Row(f"first token, {what}: engine directly", median(direct), "ms"))
     added = median(through) - median(direct)
     report.add(bar_row(f"added by the gateway, {what}, p50", added, "ms", at_most=_ADDED_MS if bar else None))
-    report.add(Row(f"added by the gateway, {what}, p99", _p99(through) - _p99(direct), "ms"))
+    report.add(Row(f"added by the gateway, {what}, p99", p99(through) - p99(direct), "ms"))
     report.add(Row(f"added with prefill and decode, {what}, p50", median(split) - median(direct), "ms"))
 
 
 def _later(options: GatewayBenchOptions) -> str:
     return f"turn that adds {options.added_tokens} tokens to {options.long_tokens}"
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[int(0.99 * len(values))]
 
 
 def _timed(work: Callable[[], object]) -> float:

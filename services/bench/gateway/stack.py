@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mooncache.auth import Token, engine_key, load_cluster_token, tenant_token
+from mooncache.auth import Token, cache_salt, engine_key, load_cluster_token, tenant_token
 from mooncache.bench.gateway.prompts import make_tokenizer
 from mooncache.bench.worker import Worker, WorkerError
 from mooncache.client.conductor_link import ConductorLink
@@ -27,16 +28,43 @@ from mooncache.cluster.ports import PortPicker
 from mooncache.cluster.processes import Part, ServiceKind, stop_all
 from mooncache.config import Config, load
 from mooncache.kvcache.identity import tokenizer_digest
-from mooncache.kvcache.keys import passport_to_json
+from mooncache.kvcache.keys import passport_from_json, passport_to_json, salted
 from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 
-BOTH_MODEL, SPLIT_MODEL = "null", "null-pd"
+BOTH_MODEL, SPLIT_MODEL, FAMILY_MODEL = "null", "null-pd", "null-families"
+_NULL_ENGINE = "mooncache.bench.null_engine"
+_TOKEN_IDS = 200  # of the benchmark's small tokenizer
 _BLOCK_TOKENS = 32
 _MODEL_TOKENS = 1 << 20
 _CALL_S = 5.0
 _REPORT_S = 0.25
 _READY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Families:
+    """Prompts that begin alike in groups, and instances that each hold the beginnings of their share of the groups.
+
+    Prompts are token ids, so that a benchmark knows their keys.
+    """
+
+    count: int
+    instances: int
+    shared_tokens: int
+    tenant: str
+
+    def prompt(self, family: int, number: int) -> list[int]:
+        """The prompt of one request: what its family shares, and a few tokens of its own."""
+        rng = random.Random(family)
+        shared = [rng.randrange(_TOKEN_IDS) for _ in range(self.shared_tokens)]
+        return [*shared, *(random.Random(f"{family} {number}").randrange(_TOKEN_IDS) for _ in range(8))]
+
+    def keys_at(self, instance: int, described: pb.Instance, token: Token) -> bytes:
+        """Keys of the blocks that an instance holds."""
+        passport = salted(passport_from_json(described.passport_json), cache_salt(token, self.tenant))
+        mine = range(instance, self.count, self.instances)
+        return b"".join(passport.chain_keys(self.prompt(family, 0)[: self.shared_tokens]) for family in mine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +78,31 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A running system. The engine is the one behind the gateway for BOTH_MODEL."""
+    """A running system. The engine is the one behind the gateway for BOTH_MODEL; `env` configures more processes."""
 
     folder: Path
+    state_dir: Path
+    env: dict[str, str]
     gateway: Target
     split: Target
     engine: Target
     gateway_pid: int
+    conductors: tuple[Part, ...]
+    conductor_target: str
+    token: Token
+    instances: tuple[pb.Instance, ...]
 
 
 @contextmanager
-def start_stack() -> Iterator[Stack]:
+def start_stack(
+    conductors: int = 1, families: Families | None = None, engine: tuple[str, ...] = ()
+) -> Iterator[Stack]:
     """Start everything, for the time of a `with`.
+
+    Args:
+        conductors: more than one: a leader and standbys.
+        families: instances of one more model, with the blocks that their engines say they hold.
+        engine: further arguments of the null engines.
 
     Raises:
         WorkerError: something did not start; the text has the end of its log.
@@ -80,8 +121,9 @@ def start_stack() -> Iterator[Stack]:
         stack.callback(cluster.stop)
         token = load_cluster_token(cluster.token_path)
         ports = stack.enter_context(PortPicker("127.0.0.1"))
-        conductor_port, gateway_port = ports.any(), ports.any()
-        parts = _parts(cluster, conductor_port, gateway_port, state_dir)
+        gateway_port = ports.any()
+        target = ",".join(f"127.0.0.1:{ports.any()}" for _ in range(conductors))
+        parts = _parts(cluster, target, gateway_port, state_dir)
         stack.callback(stop_all, parts, 8.0)
         for part in parts:
             part.start()
@@ -92,46 +134,65 @@ def start_stack() -> Iterator[Stack]:
             (SPLIT_MODEL, pb.INSTANCE_ROLE_DECODE): 0,
         }
         for model, role in engines:
-            arguments = ["--model", model, "--key", key]
-            worker = stack.enter_context(Worker("mooncache.bench.null_engine", arguments))
-            engines[model, role] = worker.hello["port"]
+            arguments = ["--model", model, "--key", key, *engine]
+            engines[model, role] = stack.enter_context(Worker(_NULL_ENGINE, arguments)).hello["port"]
         instances = [_instance(folder, model, role, port) for (model, role), port in engines.items()]
         overrides = {"cluster.state_dir": str(cluster.state_dir)}
-        registrar = _Registrar(f"127.0.0.1:{conductor_port}", token, load(overrides=overrides), instances)
+        held: dict[str, bytes] = {}
+        for number in range(families.instances if families is not None else 0):
+            arguments = ["--model", FAMILY_MODEL, "--key", key]
+            worker = stack.enter_context(Worker(_NULL_ENGINE, arguments))
+            more = _instance(folder, FAMILY_MODEL, pb.INSTANCE_ROLE_BOTH, worker.hello["port"])
+            more.instance_id = f"{FAMILY_MODEL}-{number}"
+            instances.append(more)
+            assert families is not None
+            held[more.instance_id] = families.keys_at(number, more, token)
+        registrar = _Registrar(target, token, load(overrides=overrides), instances, held)
         stack.enter_context(registrar.running())
         tenant = tenant_token(token, "bench").text
         _wait_ready(gateway_port, tenant, parts, registrar)
         yield Stack(
             folder,
+            cluster.state_dir,
+            _common(cluster, target),
             Target(gateway_port, tenant, BOTH_MODEL),
             Target(gateway_port, tenant, SPLIT_MODEL),
             Target(engines[BOTH_MODEL, pb.INSTANCE_ROLE_BOTH], key, BOTH_MODEL),
-            parts[1].pid,
+            parts[-1].pid,
+            tuple(parts[:-1]),
+            target,
+            token,
+            tuple(instances),
         )
 
 
-def _parts(cluster: EmbeddedCluster, conductor_port: int, gateway_port: int, state_dir: Path) -> list[Part]:
-    common = {
+def _parts(cluster: EmbeddedCluster, conductors: str, gateway_port: int, state_dir: Path) -> list[Part]:
+    common = _common(cluster, conductors)
+    # null engines answer at once but the conductor cannot know that: it must not refuse what it predicts to be slow
+    scheduling = {"MOONCACHE_CONDUCTOR_ADMISSION_ENABLED": "false"}
+    parts = []
+    for number, target in enumerate(conductors.split(","), 1):
+        port = {"MOONCACHE_CONDUCTOR_PORT": target.rpartition(":")[2]}
+        name = f"{ServiceKind.CONDUCTOR}-{number}"
+        env = {**common, **scheduling, **port}
+        parts.append(Part(name, ServiceKind.CONDUCTOR, env, state_dir / f"{name}.log"))
+    serving = {
+        "MOONCACHE_GATEWAY_PORT": str(gateway_port),
+        "MOONCACHE_GATEWAY_DRAIN_TIMEOUT_S": "1",
+        "MOONCACHE_GATEWAY_BATCH_DIR": str(state_dir / "batches"),
+    }
+    log = state_dir / f"{ServiceKind.GATEWAY}.log"
+    return [*parts, Part(ServiceKind.GATEWAY, ServiceKind.GATEWAY, {**common, **serving}, log)]
+
+
+def _common(cluster: EmbeddedCluster, conductors: str) -> dict[str, str]:
+    """Settings of every process."""
+    return {
         "MOONCACHE_CLUSTER_STATE_DIR": str(cluster.state_dir),
         "MOONCACHE_CLUSTER_MASTER_TARGETS": cluster.master_target,
-        "MOONCACHE_CLUSTER_CONDUCTOR_TARGET": f"127.0.0.1:{conductor_port}",
+        "MOONCACHE_CLUSTER_CONDUCTOR_TARGET": conductors,
         "MOONCACHE_LOGGING_LEVEL": "warning",
     }
-    own = {
-        # null engines answer at once but the conductor cannot know that: it must not refuse what it predicts to be slow
-        ServiceKind.CONDUCTOR: {
-            "MOONCACHE_CONDUCTOR_PORT": str(conductor_port),
-            "MOONCACHE_CONDUCTOR_ADMISSION_ENABLED": "false",
-        },
-        ServiceKind.GATEWAY: {
-            "MOONCACHE_GATEWAY_PORT": str(gateway_port),
-            "MOONCACHE_GATEWAY_DRAIN_TIMEOUT_S": "1",
-        },
-    }
-    return [
-        Part(service, service, {**common, **env}, state_dir / f"{service}.log")
-        for service, env in own.items()
-    ]
 
 
 def _instance(folder: Path, model: str, role: pb.InstanceRole, port: int) -> pb.Instance:
@@ -165,10 +226,19 @@ def _instance(folder: Path, model: str, role: pb.InstanceRole, port: int) -> pb.
 
 
 class _Registrar:
-    """Keeps instances alive at the conductor, in a thread with a loop of its own."""
+    """Keeps instances alive at the conductor, in a thread with a loop of its own. held: keys in an engine's cache."""
 
-    def __init__(self, target: str, token: Token, config: Config, instances: list[pb.Instance]) -> None:
-        self._target, self._token, self._config, self._instances = target, token, config, instances
+    def __init__(
+        self,
+        target: str,
+        token: Token,
+        config: Config,
+        instances: list[pb.Instance],
+        held: dict[str, bytes],
+    ) -> None:
+        self._target, self._token, self._config, self.instances = target, token, config, instances
+        self._held = held
+        self._sequence = 0
         self._ended = threading.Event()
         self.reason = "nothing was tried"
 
@@ -187,23 +257,35 @@ class _Registrar:
         registered = False
         while not self._ended.is_set():
             try:
-                for instance in self._instances:
+                for instance in self.instances:
                     if not registered:
                         request = pb.RegisterInstanceRequest(instance=instance)
                         await link.call("RegisterInstance", request, pb.RegisterInstanceResponse, _CALL_S)
-                    report = pb.ReportInstanceRequest(
-                        instance_id=instance.instance_id, incarnation=1, state=pb.INSTANCE_STATE_READY
-                    )
-                    await link.call("ReportInstance", report, pb.ReportInstanceResponse, _CALL_S)
+                    await self._report(link, instance, anew=not registered)
                 registered = True
             except Exception as error:  # noqa: BLE001 - tried again; the wait for readiness tells
                 self.reason, registered = repr(error), False
             await asyncio.sleep(_REPORT_S)
         await link.close()
 
+    async def _report(self, link: ConductorLink, instance: pb.Instance, *, anew: bool) -> None:
+        """One report, with the whole cache where the conductor asks for it."""
+        name = instance.instance_id
+        report = pb.ReportInstanceRequest(instance_id=name, incarnation=1, state=pb.INSTANCE_STATE_READY)
+        for _ in range(2):
+            if anew and name in self._held:
+                self._sequence += 1
+                report.changes.full, report.changes.stored = True, self._held[name]
+                report.changes.sequence = self._sequence
+            answer = await link.call("ReportInstance", report, pb.ReportInstanceResponse, _CALL_S)
+            anew = answer.want_full
+            if not anew:
+                return
+
 
 def _wait_ready(port: int, key: str, parts: list[Part], registrar: _Registrar) -> None:
     deadline_s = time.monotonic() + _READY_S
+    models = {instance.model for instance in registrar.instances}
     seen = "nothing"
     while time.monotonic() < deadline_s:
         for part in parts:
@@ -215,7 +297,7 @@ def _wait_ready(port: int, key: str, parts: list[Part], registrar: _Registrar) -
         try:
             with urllib.request.urlopen(request, timeout=_CALL_S) as answer:
                 seen = json.load(answer)["data"]
-            if {BOTH_MODEL, SPLIT_MODEL} <= {card["id"] for card in seen}:
+            if models <= {card["id"] for card in seen}:
                 return
         except (OSError, ValueError, KeyError) as error:
             seen = repr(error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.request import urlopen
 
@@ -37,6 +37,7 @@ _COUNTED: Final = {
     ServiceKind.STORE_NODE: ("mooncache_store_node_requests", "op"),
     ServiceKind.MASTER: ("mooncache_master_rpc_calls", "method"),
 }
+_LATER_S: Final = 1.7  # each round, by so much more
 # A call that comes at intervals may come once more in one of two equal times.
 _BEATS: Final = 1
 
@@ -53,11 +54,13 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     for engine in (EngineKind.VLLM, EngineKind.HF):
         progress(f"{engine}: starting two engines")
         with cluster_of(TurnsOptions(engine=engine), f"waiting-{engine}", _METRICS_ON, prefill=1) as cluster:
-            found = []
+            found: list[tuple[Calls, Calls]] = []
             for number in range(1 + (1 if quick else _ROUNDS)):
                 progress(f"{engine}, round {number}")
                 found.append(asyncio.run(_round(cluster, number)))
-        calls = usual(found[1:])  # in the first one the engine connects
+        idle = most(without for without, _ in found)
+        # In the first round the engine connects.
+        calls = usual([for_the_leg(idle, waiting) for _, waiting in found[1:]])
         named = ", ".join(f"{name} {count}" for name, count in sorted(calls.items())) or "none"
         rows.append(
             bar_row(
@@ -70,8 +73,9 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     return rows
 
 
-async def _round(cluster: EmbeddedCluster, number: int) -> Calls:
-    """The calls of one leg's wait."""
+async def _round(cluster: EmbeddedCluster, number: int) -> tuple[Calls, Calls]:
+    """The calls of a time without a leg, and of as long a time with a leg that waits."""
+    await asyncio.sleep(_LATER_S * number)
     before = await asyncio.to_thread(_calls, cluster)
     await asyncio.sleep(_WAIT_S)
     idle = await asyncio.to_thread(_calls, cluster)
@@ -92,7 +96,16 @@ async def _round(cluster: EmbeddedCluster, number: int) -> Calls:
         answer = await leg
     if answer != computed:
         raise EngineFailed(f"The decode leg answered {answer!r}, the engine that computed {computed!r}.")
-    return for_the_leg(_difference(idle, before), _difference(waited, idle))
+    return _difference(idle, before), _difference(waited, idle)
+
+
+def most(times: Iterable[Calls]) -> Calls:
+    """Of each kind of call the most that came in one of these times."""
+    found: dict[str, int] = {}
+    for calls in times:
+        for name, count in calls.items():
+            found[name] = max(found.get(name, 0), count)
+    return found
 
 
 def for_the_leg(idle: Calls, waiting: Calls) -> Calls:

@@ -1,1 +1,1 @@
-"""Benchmarks of a whole cluster on this machine: later turns of a conversation, and a soak under load and kills."""
+"""Benchmarks of a whole cluster on this machine: later turns of a conversation, and a soak."""

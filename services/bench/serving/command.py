@@ -12,9 +12,7 @@ from mooncache.reporting.rows import JsonRows, MarkdownRows, Report
 
 
 def serving(
-    case: Annotated[
-        Literal["turns", "soak"], Parameter(help="turns of a conversation, or a soak with kills.")
-    ],
+    case: Annotated[Literal["turns", "soak"], Parameter(help="turns of a conversation, or a soak.")],
     *,
     engine: Annotated[Literal["vllm", "hf"], Parameter(help="Which engine.")] = "hf",
     model: Annotated[
@@ -23,8 +21,7 @@ def serving(
     talks: Annotated[int, Parameter(help="turns: conversations; medians are printed.")] = 5,
     turn_tokens: Annotated[int, Parameter(help="turns: tokens that each turn adds, roughly.")] = 400,
     streams: Annotated[int, Parameter(help="soak: concurrent streams.")] = 64,
-    seconds: Annotated[float, Parameter(help="soak: seconds of load before the kills.")] = 300.0,
-    kill: Annotated[bool, Parameter(help="soak: kill every process in turn.")] = True,
+    seconds: Annotated[float, Parameter(help="soak: seconds of load.")] = 300.0,
     json: JsonRows = None,
     markdown: MarkdownRows = None,
 ) -> int:
@@ -42,6 +39,6 @@ def serving(
     def measure(progress: Callable[[str], None]) -> Report:
         if case == "turns":
             return turns.run(turns.TurnsOptions(EngineKind(engine), model, turn_tokens, talks), progress)
-        return soak.run(soak.SoakOptions(EngineKind(engine), model, streams, seconds, kill), progress)
+        return soak.run(soak.SoakOptions(EngineKind(engine), model, streams, seconds), progress)
 
     return deliver(measure, json, markdown)

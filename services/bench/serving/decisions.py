@@ -6,11 +6,10 @@ import json
 from typing import Any, Final
 
 from mooncache.auth import load_cluster_token
+from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.embedded import EmbeddedCluster
-from mooncache.errors import ConductorUnavailable
+from mooncache.config import load
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.runtime.grpc_channel import GrpcChannel
-from mooncache.runtime.rpc import CONDUCTOR_SERVICE
 
 _CALL_S: Final = 5.0
 
@@ -19,7 +18,7 @@ async def decision_of(cluster: EmbeddedCluster, name: str) -> dict[str, Any]:
     """The record of a decision or a request, by its id. Raises DecisionUnknown, ConductorUnavailable."""
     token = load_cluster_token(cluster.token_path).text
     target = cluster.layout.conductor_target
-    channel = GrpcChannel(target, CONDUCTOR_SERVICE, token=token, unavailable_error=ConductorUnavailable)
+    channel = ConductorLink(target, token, load(env={}), listen=False)
     try:
         request = pb.GetDecisionRequest(id=name)
         answer = await channel.call("GetDecision", request, pb.GetDecisionResponse, _CALL_S)

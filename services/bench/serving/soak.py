@@ -1,7 +1,6 @@
-"""Soak: many concurrent streams for minutes, then the death of every process in turn under the same load.
+"""Soak: many concurrent streams for minutes: no request may fail, no pin may leak and no process may grow.
 
-First part: no request may fail, no pin may leak and no process may grow. Second part: kill -9 of one process after
-the other (and its restart); requests may end with a clean error then, but none may hang, and service has to come back.
+What happens when processes die under load is the matter of `mooncache chaos run`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import re
 import statistics
 import time
 from collections import Counter
@@ -22,7 +20,7 @@ import aiohttp
 from mooncache.bench.serving.talk import ChatReply, ask
 from mooncache.bench.serving.turns import TurnsOptions, cluster_of, demo_key
 from mooncache.cluster.embedded import EmbeddedCluster
-from mooncache.cluster.http_get import http_get
+from mooncache.cluster.pins import pins_held
 from mooncache.cluster.processes import ServiceKind
 from mooncache.cluster.settings import EngineKind
 from mooncache.errors import Internal
@@ -31,19 +29,16 @@ from mooncache.reporting.rows import Report, Row, bar_row
 Progress = Callable[[str], None]
 REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 10.0
-RECOVER_TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class SoakOptions:
-    """`seconds` of load before the kills; every kill is followed by `after_kill_s` of load."""
+    """How long, and how much at once."""
 
     engine: EngineKind = EngineKind.HF
     model: str = ""
     streams: int = 64
     seconds: float = 300.0
-    kill: bool = True
-    after_kill_s: float = 15.0
 
 
 @dataclass(slots=True)
@@ -73,7 +68,7 @@ class Tally:
 
 
 def run(options: SoakOptions, progress: Progress) -> Report:
-    """Start a cluster, load it, kill its parts, and report."""
+    """Start a cluster, load it, and report."""
     report = Report(f"soak: {options.streams} streams, engine {options.engine}")
     start = TurnsOptions(engine=options.engine, model=options.model)
     env = {
@@ -101,9 +96,6 @@ async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, 
     _quiet_rows(report, quiet, resident, options)
     await asyncio.sleep(SETTLE_S)
     report.add(bar_row("pins left after the load", await _pins(cluster), "pins", at_most=0))
-    if options.kill:
-        for name in list(cluster.parts):
-            await _kill_under_load(cluster, options, name, report, progress)
 
 
 def _quiet_rows(report: Report, tally: Tally, resident: dict[str, list[int]], options: SoakOptions) -> None:
@@ -184,37 +176,6 @@ async def _client(
             messages.append({"role": "assistant", "content": answer.text})
 
 
-async def _kill_under_load(
-    cluster: EmbeddedCluster, options: SoakOptions, name: str, report: Report, progress: Progress
-) -> None:
-    """kill -9 of one part while requests run; it is started again, and the load has to work again."""
-    tally = Tally()
-    load = asyncio.create_task(
-        _load(cluster, options, tally, options.after_kill_s, lambda text: progress(f"kill -9 {name}: {text}"))
-    )
-    await asyncio.sleep(options.after_kill_s / 5)
-    await asyncio.to_thread(cluster.kill, name)
-    cluster.restart(name)
-    hung = 0
-    try:
-        async with asyncio.timeout(options.after_kill_s + REQUEST_TIMEOUT_S + 60):
-            await load
-    except TimeoutError:
-        hung = 1
-    await asyncio.to_thread(cluster.wait_ready, RECOVER_TIMEOUT_S)
-    healed = Tally()
-    await _load(cluster, options, healed, 5.0, lambda text: progress(f"after {name}: {text}"))
-    report.add(Row(f"kill -9 {name}: requests that ended well", float(tally.ok), "requests"))
-    report.add(
-        Row(f"kill -9 {name}: requests that ended with a clean error", float(tally.failed), "requests")
-    )
-    report.add(bar_row(f"kill -9 {name}: requests that hang", float(hung), "requests", at_most=0))
-    report.add(
-        bar_row(f"kill -9 {name}: failures after it is back", float(healed.failed), "requests", at_most=0)
-    )
-    report.notes += [f"{name}: {count} x {text}" for text, count in tally.failures.most_common(2)]
-
-
 def pids_of(cluster: EmbeddedCluster) -> dict[str, int]:
     """Process ids of the parts."""
     return {name: part.pid for name, part in cluster.parts.items() if part.pid}
@@ -237,13 +198,12 @@ def tree_private_bytes(pid: int) -> int:
 
 async def _pins(cluster: EmbeddedCluster) -> float:
     """Pins that nodes hold while no client reads: none may be left. Raises Internal when a node does not say."""
-    total = 0.0
+    total = 0
     for name, part in cluster.parts.items():
         if part.service != ServiceKind.STORE_NODE:
             continue
-        status, body = await http_get(part.metrics, "/metrics")
-        found = re.search(rb"^mooncache_store_node_store_pins(?:{[^}]*})? ([0-9.e+-]+)$", body, re.MULTILINE)
-        if status != 200 or found is None:
-            raise Internal(f"{name} does not report how many pins it holds (HTTP {status})")
-        total += float(found[1])
-    return total
+        pins = await pins_held(part.metrics)
+        if pins is None:
+            raise Internal(f"{name} does not report how many pins it holds.")
+        total += pins
+    return float(total)

@@ -1,4 +1,4 @@
-"""Memory that outlives a node: blocks taken over after `kill -9`, the gap that a client sees, and what it costs.
+"""Memory that outlives a node: blocks adopted after `kill -9`, the gap that a client sees, and what it costs.
 
 A node with a million small blocks is killed and started again at once, while a client gets one block over and over.
 What it costs is measured on two pools that run at the same time, one with kept memory and one without.
@@ -36,8 +36,8 @@ _START_S: Final = 60.0
 
 
 def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
-    """Blocks taken over a second, the gap, the hit ratio after over before; gets and puts with it on over off."""
-    rows = taken_over(_QUICK_BLOCKS if quick else _BLOCKS, progress)
+    """Blocks adopted a second, the gap, the hit ratio after over before; gets and puts with it on over off."""
+    rows = adopted(_QUICK_BLOCKS if quick else _BLOCKS, progress)
     rounds, calls = (4, 60) if quick else (100, 200)
     memory_bytes = (64 if quick else 256) << 20
     with ExitStack() as stack:
@@ -50,8 +50,8 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         return rows + on_over_off(clients, "kept memory", rounds, calls, progress)
 
 
-def taken_over(blocks: int, progress: Callable[[str], None]) -> list[Row]:
-    """Rows of one `kill -9` of a node with so many blocks. Raises NodeUnavailable when it took over nothing."""
+def adopted(blocks: int, progress: Callable[[str], None]) -> list[Row]:
+    """Rows of one `kill -9` of a node with so many blocks. Raises NodeUnavailable when it adopted nothing."""
     env = {"MOONCACHE_LOGGING_LEVEL": "info"}  # the node says in its log how long it took
     with (
         start_cluster(1, int(blocks * _BLOCK * _ROOM), env, keep_memory=True) as pool,
@@ -83,7 +83,7 @@ def taken_over(blocks: int, progress: Callable[[str], None]) -> list[Row]:
             at_least=_FOUND,
         ),
         bar_row(
-            "kept memory: blocks taken over, by one thread",
+            "kept memory: blocks adopted, by one thread",
             found["blocks"] / max(found["seconds"], 1e-9),
             "1/s",
             at_least=_PER_S,
@@ -99,11 +99,11 @@ def _held(client: mooncache.Client, keys: list[bytes]) -> int:
 
 
 def _adopted(log: Path) -> dict[str, Any]:
-    """What the node said of the memory that it took over. Raises NodeUnavailable."""
+    """What the node said of the memory that it adopted. Raises NodeUnavailable."""
     for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
         if Event.NODE_MEMORY_ADOPTED in line:
             return dict(json.loads(line))
-    raise NodeUnavailable("The node that was started again took over no memory.")
+    raise NodeUnavailable("The node that was started again adopted no memory.")
 
 
 class _Gap:

@@ -51,7 +51,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
                 Path(name), block_bytes, disk_bytes, 0.0
             )  # once over them, before anything is compared
         yardsticks = [bare.round(engine, progress)]
-        ours: list[dict[int, dict[str, object]]] = []
+        ours: list[dict[int, dict[str, Any]]] = []
         for number in range(rounds):
             ours.append({})
             for block_bytes in (_LARGE, _SMALL):
@@ -61,11 +61,13 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     return _rows(yardsticks, ours)
 
 
-def tier_rates(folder: Path, block_bytes: int, disk_bytes: int, seconds: float) -> dict[str, object]:
+def tier_rates(
+    folder: Path, block_bytes: int, disk_bytes: int, seconds: float, *, encrypted: bool = False
+) -> dict[str, Any]:
     """What the tier moves in this folder. Its file stays for the next round, as fio's does. Raises MooncacheError."""
     from mooncache import _native
 
-    below = folder / f"blocks-{block_bytes}"
+    below = folder / f"blocks-{block_bytes}{'-encrypted' if encrypted else ''}"
     below.mkdir(exist_ok=True)
     return call_native(
         _native.disk_rates_benchmark,
@@ -76,6 +78,7 @@ def tier_rates(folder: Path, block_bytes: int, disk_bytes: int, seconds: float) 
         depth=DEPTH,
         write_ms=round(seconds * 1e3),
         read_ms=round(seconds * 1e3),
+        encrypted=encrypted,
     )
 
 

@@ -1,0 +1,29 @@
+"""How much `mooncache bench operate` measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class OperateBenchOptions:
+    """How much is measured. body_bytes: of one request; added_bytes: of it, what no earlier request had."""
+
+    seed: int = 1
+    body_bytes: int = 220_000
+    added_bytes: int = 8000
+    rate_per_s: float = 10.0
+    requests: int = 200  # at that rate, by each way
+    clients: int = 8
+    sustained_s: float = 20.0
+    rounds: int = 8  # of the case batches, each with a batch of its own
+    batch_prompts: int = 500
+    batch_prompt_tokens: int = 100
+    online_prompt_tokens: int = 2000
+    online_per_s: float = 1.5
+    engine_tokens_per_s: float = 10_000.0
+
+    def quick(self) -> Self:
+        """Less of everything: half a minute, not comparable."""
+        return replace(self, requests=20, sustained_s=3.0, rounds=1, batch_prompts=100)

