@@ -13,6 +13,7 @@ b'hello'
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mooncache._version import __version__
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from mooncache.client.reservation import (
         AsyncReservation,
         AsyncReservationBatch,
-        Gathered,
         Reservation,
         ReservationBatch,
+        StridedBuffer,
     )
     from mooncache.client.results import (
         BatchResult,
@@ -60,7 +61,6 @@ __all__ = [
     "BlockWatch",
     "Client",
     "ClusterView",
-    "Gathered",
     "GetResult",
     "GetValues",
     "GetViews",
@@ -71,11 +71,15 @@ __all__ = [
     "RegisteredBuffer",
     "Reservation",
     "ReservationBatch",
+    "StridedBuffer",
     "WatchNews",
     "WatchState",
     "__version__",
     "connect",
     "connect_async",
+    "get_cmake_path",
+    "get_include",
+    "get_proto_path",
 ]
 
 # gRPC's fork handlers are skipped in part while a call is under way, as a client's always is; the threads that they
@@ -94,7 +98,7 @@ _HOMES = {
     "BlockWatch": "mooncache.client.watch",
     "Client": "mooncache.client.sync",
     "ClusterView": "mooncache.client.results",
-    "Gathered": "mooncache.client.reservation",
+    "StridedBuffer": "mooncache.client.reservation",
     "GetResult": "mooncache.client.results",
     "GetValues": "mooncache.client.results",
     "GetViews": "mooncache.client.results",
@@ -123,6 +127,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def get_cmake_path() -> str:
+    """Folder of mooncacheConfig.cmake (-Dmooncache_DIR=…), which knows the headers of this package (docs/cpp.md)."""
+    return str(Path(__file__).resolve().parent / "cmake")
+
+
+def get_include() -> str:
+    """Folder to pass to a C++ compiler as -I; below it are the public headers, mooncache/*.h (docs/cpp.md)."""
+    return str(Path(__file__).resolve().parent / "include")
+
+
+def get_proto_path() -> str:
+    """Folder to pass to a protobuf compiler as -I; below it are mooncache/proto/v1/*.proto (docs/grpc.md)."""
+    return str(Path(__file__).resolve().parent / "protos")
 
 
 def connect(master: str | Sequence[str] | None = None, **settings: Unpack[ConnectSettings]) -> Client:

@@ -7,9 +7,13 @@ tenant means a new cluster token. Neither token is ever put into a message, a lo
     cluster token   mcc1.<64 hex: the secret>           acts as tenant "default" with admin rights
     tenant token    mct1.<tenant>.<64 hex: tenant key>  acts as that tenant
     session token   mcs1.<tenant>.<end>.<64 hex>        acts as that tenant at the data ports of nodes, until the end
+    control key     mck1.[<tenant>.]<64 hex>            proves the cluster token, or a tenant's, at control ports
 
 A session token is made for one tenant's requests by the gateway; engines show it to the nodes. It is derived from the
 tenant's key and its end (seconds of Unix time), so nodes keep no list of them either. It opens no control port.
+
+A control key is what control calls are proven with (runtime/proof.py). Programs that call over gRPC get it instead of
+the token: it opens no data port, and no token, salt or other key follows from it.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ SECRET_BYTES: Final = 32
 _CLUSTER: Final = re.compile(r"mcc1\.([0-9a-f]{64})")
 _TENANT: Final = re.compile(r"mct1\.([a-z0-9][a-z0-9_.-]{0,62})\.([0-9a-f]{64})")
 _SESSION: Final = re.compile(r"mcs1\.([a-z0-9][a-z0-9_.-]{0,62})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})")
+_CONTROL: Final = re.compile(r"mck1\.(?:([a-z0-9][a-z0-9_.-]{0,62})\.)?([0-9a-f]{64})")
 _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _DERIVE_PREFIX: Final = b"mooncache tenant v1\0"
 _SESSION_PREFIX: Final = b"mooncache session v1\0"
 _SALT_PREFIX: Final = b"mooncache cache salt v1\0"
 _ENGINE_PREFIX: Final = b"mooncache engine key v1\0"
+_CONTROL_PREFIX: Final = b"mooncache control v1\0"
 _METRICS_PREFIX: Final = b"mooncache metrics key v1\0"
+_PICKER_PREFIX: Final = b"mooncache picker key v1\0"
 _FILE_BYTES_MAX: Final = 4096
 _TOKEN_CHARS_MAX: Final = 256
 SESSION_S: Final = 900
@@ -81,6 +88,19 @@ class SessionToken:
     def text(self) -> str:
         """The token as it is passed on. Keep it out of logs."""
         return f"mcs1.{self.tenant}.{self.end_unix_s}.{self.key.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControlKey:
+    """A control key taken apart. `tenant` is None for the cluster's own, which proves the cluster token."""
+
+    tenant: str | None
+    key: bytes = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The key as a person passes it on. Keep it out of logs."""
+        return f"mck1.{self.key.hex()}" if self.tenant is None else f"mck1.{self.tenant}.{self.key.hex()}"
 
 
 def keyed_hash(key: bytes, data: bytes) -> bytes:
@@ -167,6 +187,29 @@ def engine_key(cluster: Token) -> str:
 def metrics_key(cluster: Token) -> str:
     """Bearer key of /metrics beyond loopback. It opens nothing else, so that a scraper needs no cluster token."""
     return "mcm1." + keyed_hash(cluster.key, _METRICS_PREFIX).hex()
+
+
+def picker_key(cluster: Token) -> str:
+    """Bearer key that Envoy shows to the endpoint picker. It opens nothing else."""
+    return "mcx1." + keyed_hash(cluster.key, _PICKER_PREFIX).hex()
+
+
+def derive_control_key(key: bytes) -> bytes:
+    """Key (32 bytes) that proves control calls, from a cluster's secret or a tenant's key."""
+    return keyed_hash(key, _CONTROL_PREFIX)
+
+
+def control_key(token: Token) -> ControlKey:
+    """The control key of a cluster token or of a tenant's token."""
+    return ControlKey(None if token.admin else token.tenant, derive_control_key(token.key))
+
+
+def parse_control_key(text: str) -> ControlKey:
+    """Take a control key apart; the text itself never appears in the error. Raises Unauthenticated."""
+    match = _CONTROL.fullmatch(text) if len(text) <= _TOKEN_CHARS_MAX else None
+    if match is None:
+        raise Unauthenticated("The text is no control key; `mooncache token --control` prints it: mck1.…")
+    return ControlKey(match[1], bytes.fromhex(match[2]))
 
 
 def parse_token(text: str) -> Token:

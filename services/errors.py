@@ -10,7 +10,7 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     MooncacheError
     |-- caller:     InvalidArgument BufferTooSmall KeyInvalid TooLarge Closed LimitExceeded
     |-- lookup:     NotFound AlreadyExists ChecksumMismatch GenerationChanged Pinned ReservationUnknown
-    |               PinUnknown Incomplete
+    |               PinUnknown Incomplete FewerReplicas
     |-- capacity:   NoSpace BackPressure QuotaExceeded Draining
     |-- connection: NodeUnavailable DeadlineExceeded Cancelled ConnectionLost TransportUnavailable NoNodes
     |               MasterUnavailable NotLeader
@@ -18,7 +18,7 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |-- cluster:    UnknownNode StaleIncarnation ReportGap TaskUnknown
     |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited PromptTooLong
     |               EngineUnavailable EngineFailed (EngineDied) EngineTimeout PassportMismatch DecisionUnknown
-    |               ConductorUnavailable
+    |               ConductorUnavailable ConductorSuperseded
     |-- offline:    TraceInvalid TraceTooLarge ClusterInvalid ProfileInvalid ModelTooLarge SimulationInvalid
     |               PlanInvalid ModelDoesNotFit SloUnreachable PlanInfeasible PlanUnconfirmed ScenarioUnknown
     `-- other:      Internal ConfigInvalid Unsupported
@@ -155,6 +155,10 @@ class Incomplete(MooncacheError, code=207, status=GrpcStatus.FAILED_PRECONDITION
     hint = "The written ranges do not cover the block; write all of it before commit."
 
 
+class FewerReplicas(MooncacheError, code=208, status=GrpcStatus.FAILED_PRECONDITION):
+    hint = "The block is stored, in fewer copies than asked for; `mooncache status` shows which nodes take blocks."
+
+
 # capacity
 
 
@@ -206,7 +210,7 @@ class MasterUnavailable(MooncacheError, code=406, status=GrpcStatus.UNAVAILABLE,
 
 
 class NotLeader(MooncacheError, code=407, status=GrpcStatus.FAILED_PRECONDITION, retryable=True):
-    hint = "This master is a standby; ask the leader that the message names."
+    hint = "This master or conductor is a standby; ask the leader that the message names."
 
 
 # security and protocol
@@ -309,6 +313,10 @@ class DecisionUnknown(MooncacheError, code=710, status=GrpcStatus.NOT_FOUND):
 
 class ConductorUnavailable(MooncacheError, code=711, status=GrpcStatus.UNAVAILABLE, retryable=True):
     hint = "The conductor does not answer; check that it runs and that cluster.conductor_target is right."
+
+
+class ConductorSuperseded(MooncacheError, code=713, status=GrpcStatus.FAILED_PRECONDITION):
+    hint = "Another conductor leads now: the order was not carried out; the leader plans it again if needed."
 
 
 class ClusterInvalid(MooncacheError, code=725, status=GrpcStatus.INVALID_ARGUMENT):

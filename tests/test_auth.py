@@ -110,3 +110,11 @@ def test_secrets_do_not_show() -> None:
 def test_wrong_tenant_names(name: str) -> None:
     with pytest.raises(InvalidArgument):
         auth.check_tenant_name(name)
+
+
+def test_a_new_cluster_token_means_new_salts() -> None:
+    """So after a change of the token no request finds what was computed before."""
+    old, new = (auth.Token("default", admin=True, key=bytes([number]) * 32) for number in (1, 2))
+    for salt in (auth.public_salt, lambda token: auth.cache_salt(token, "team-a")):
+        assert salt(old) == salt(auth.Token("default", admin=True, key=old.key))
+        assert salt(old) != salt(new)

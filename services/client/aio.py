@@ -23,10 +23,10 @@ from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
 from mooncache.client.limits import PREFETCH_BYTES
-from mooncache.client.map_fan import MapFan
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation, AsyncReservationBatch
+from mooncache.client.shared_map import SharedMap
 from mooncache.client.sync import _missed, _raise_single
 from mooncache.client.watch import AsyncBlockWatch
 from mooncache.config import Config
@@ -55,7 +55,7 @@ class AsyncClient:
             default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
         )
-        self._maps = MapFan(self._engine)
+        self._maps = SharedMap(self._engine)
         self._owns_pool = True
 
     def for_tenant(self, session_token: str) -> Self:
@@ -306,9 +306,11 @@ class AsyncClient:
         """Remove the block from every node. False when there was none."""
         return not _missed((await self.remove_many([key], timeout_s=timeout_s)).codes[0], "remove")
 
-    async def remove_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
+    async def remove_many(
+        self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float | None = None
+    ) -> res.BatchResult:
         """Remove a batch; one code for each key."""
-        return await self._run(self._engine.remove_many, keys, timeout_s)
+        return await self._run(self._engine.remove_many, keys, timeout_s, node)
 
     async def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
         """Keep the block from eviction for `ttl_s` seconds. False when there is none."""

@@ -47,14 +47,14 @@ BlockParts = BlockPart | Sequence[BlockPart]
 HostParts = Sequence[memoryview | Sequence[memoryview]]
 """What moves in host memory, for each block."""
 
-PutAnswer = tuple[int, int | None]
-"""(code, index of the node) of a block that was put."""
+PutAnswer = tuple[int, int | None, bool]
+"""(code, index of the node, whether the call made a copy) of a block that was put."""
 GetAnswer = tuple[int, int, int | None]
 """(code, bytes, index of the node) of a block that was read."""
 BlockAnswer = TypeVar("BlockAnswer", PutAnswer, GetAnswer)
 GroupCall = Callable[[int, int, HostParts, float], Sequence[BlockAnswer]]
 """(begin, end, their parts, limit_s) -> the answers of the blocks from begin to end."""
-PUT_LATE: PutAnswer = (DeadlineExceeded.code, None)
+PUT_LATE: PutAnswer = (DeadlineExceeded.code, None, False)
 GET_LATE: GetAnswer = (DeadlineExceeded.code, 0, None)
 
 

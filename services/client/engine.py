@@ -33,7 +33,7 @@ from mooncache.client.native_call import call_native, map_rows
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.staging import Slices
 from mooncache.client.watch import AsyncBlockWatch, BlockWatch, known_index
-from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument, NotFound
+from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument, NotFound, UnknownNode
 from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
@@ -197,9 +197,9 @@ class ClientCore:
         else:
             also = (cancel, node, preferred, tally)
             answer = call_native(core.put, block_keys, sources, replicas, limit_s, *also)
-        created = tuple(code == OK for code, _ in answer)
-        codes = tuple(OK if code == AlreadyExists.code else code for code, _ in answer)
-        names = tuple(self._view.node_name(index) for _, index in answer)
+        created = tuple(made and code in res.STORED for code, _, made in answer)
+        codes = tuple(OK if code == AlreadyExists.code else code for code, _, _ in answer)
+        names = tuple(self._view.node_name(index) for _, index, _ in answer)
         return res.PutResult(codes, created, names, staged_bytes=tally.bytes)
 
     def get_many_into(
@@ -416,7 +416,15 @@ class ClientCore:
         codes = self._located(block_keys, self._timeout(timeout_s), ask, lambda code: code == NotFound.code)
         return res.BatchResult(tuple(codes))
 
-    def remove_many(self, keys: Iterable[Key], timeout_s: float | None) -> res.BatchResult:
+    def remove_many(
+        self, keys: Iterable[Key], timeout_s: float | None, node: str | None = None
+    ) -> res.BatchResult:
+        if node is not None:
+            index, packed = known_index(self._view, node), pack_keys(batch_keys(keys))
+            if not packed:
+                return res.BatchResult(())
+            answer = call_native(self._core().remove, packed, self._timeout(timeout_s), None, index)
+            return res.BatchResult(tuple(answer))
         return self._change(lambda core, packed, left_s: core.remove(packed, left_s), keys, timeout_s)
 
     def pin_many(self, keys: Iterable[Key], ttl_s: float, timeout_s: float | None) -> res.BatchResult:
@@ -451,13 +459,13 @@ class ClientCore:
     def list_page(
         self, node: int, cursor: int, limit: int, timeout_s: float | None
     ) -> tuple[int, list[res.BlockEntry]]:
-        """One page of a node's blocks of this tenant; next cursor 0 is the end."""
+        """One page of a node's blocks of this tenant; next cursor 0 is the end. A node that has left has none."""
         limit_s = self._timeout(timeout_s)
-        next_cursor, items = call_native(self._core().list_blocks, node, cursor, limit, limit_s)
-        name = self._view.node_name(node)
-        return next_cursor, [
-            res.BlockEntry(key, size, res.tier_name(tier), hits, name) for key, size, tier, hits in items
-        ]
+        try:
+            next_cursor, items = call_native(self._core().list_blocks, node, cursor, limit, limit_s)
+        except UnknownNode:  # since the caller looked at the map
+            return 0, []
+        return next_cursor, res.entries_of(items, self._view.node_name(node))
 
     def node_stat(self, node: int, timeout_s: float | None) -> dict[str, int]:
         return dict(call_native(self._core().node_stat, node, self._timeout(timeout_s)))

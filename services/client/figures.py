@@ -36,6 +36,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "client_fallbacks": Family(
         "Times that a faster transport to a node was disabled for some seconds.", "way"
     ),
+    "client_hedges": Family(
+        "Late reads that were asked of a second node, by what became of that.", "outcome"
+    ),
+    "client_retries": Family("Batches that failed at one node and were to go to another one.", "outcome"),
+    "client_left_nodes": Family("Times that a node was left alone for a while, by reason.", "reason"),
     "client_rail_bytes": Family("Bytes moved over the RDMA port of this machine.", "rail"),
     "client_rail_failures": Family("Queue pairs on the RDMA port that failed.", "rail"),
     RAIL_UP: Family("1 while the RDMA port is active.", "rail"),
@@ -46,6 +51,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
 _PLAIN: Final[Mapping[str, tuple[str, str]]] = {
     **{f"{way}_bytes": ("client_bytes", way) for way in ("tcp", "unix", "shm", "rdma")},
     **{f"{way}_fallbacks": ("client_fallbacks", way) for way in ("shm", "rdma")},
+    "hedges": ("client_hedges", "begun"),
+    "hedges_won": ("client_hedges", "won"),
+    "hedges_refused": ("client_hedges", "refused"),
+    "retries": ("client_retries", "made"),
+    "retries_refused": ("client_retries", "refused"),
+    "breaker_opens": ("client_left_nodes", "failed"),
+    "slow_nodes": ("client_left_nodes", "slow"),
     **{
         f"miss_{reason}": ("client_misses", reason)
         for reason in ("not_found", "checksum", "generation", "unreachable", "too_small", "other")

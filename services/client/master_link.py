@@ -30,8 +30,8 @@ _MIN_ATTEMPT_S = 0.05
 _MOVE_ON = (NotLeader, MasterUnavailable, NodeUnavailable, ConnectionLost, DeadlineExceeded)
 
 
-def parse_targets(text: str | Sequence[str]) -> tuple[str, ...]:
-    """Master targets from "host:port[,host:port…]" or a sequence of them.
+def parse_targets(text: str | Sequence[str], what: str = "master") -> tuple[str, ...]:
+    """Targets of masters, or of `what`, from "host:port[,host:port…]" or a sequence of them.
 
     Raises:
         InvalidArgument: no target, too many, or one without a port.
@@ -39,14 +39,14 @@ def parse_targets(text: str | Sequence[str]) -> tuple[str, ...]:
     parts = text.split(",") if isinstance(text, str) else list(text)
     targets = tuple(part.strip() for part in parts if part.strip())
     if not targets:
-        raise InvalidArgument("No master target given. Expected host:port, for example 127.0.0.1:7700.")
+        raise InvalidArgument(f"No {what} target given. Expected host:port, for example 127.0.0.1:7700.")
     if len(targets) > MAX_TARGETS:
-        raise InvalidArgument(f"{len(targets)} master targets; the maximum is {MAX_TARGETS}.")
+        raise InvalidArgument(f"{len(targets)} {what} targets; the maximum is {MAX_TARGETS}.")
     for target in targets:
         host, colon, port = target.rpartition(":")
         if not colon or not host or not port.isdigit() or not 0 < int(port) < 65_536:
             raise InvalidArgument(
-                f"{target!r} is not a master target. Expected host:port, for example 127.0.0.1:7700."
+                f"{target!r} is not a {what} target. Expected host:port, for example 127.0.0.1:7700."
             )
     return targets
 

@@ -109,6 +109,7 @@ class ClientOptions:
     host_id: str
     tls: TlsSection
     rdma: dict[str, object]
+    blast_radius: dict[str, object]
 
     @classmethod
     def gather(
@@ -167,6 +168,7 @@ class ClientOptions:
             host_id=client.host_id or host_id(),
             tls=tls,
             rdma=config.rdma.native(),
+            blast_radius=client.blast_radius(),
         )
 
     def static_view(self) -> ClusterView:
@@ -272,6 +274,7 @@ def new_native(options: ClientOptions, session: SessionToken | None = None) -> N
         "registered_bytes_max": REGISTERED_BYTES_MAX,
         "registered_buffers_max": REGISTERED_BUFFERS_MAX,
         **options.rdma,
+        **options.blast_radius,
     }
     if options.tls.enabled:
         config |= {

@@ -143,7 +143,7 @@ class AsyncReservation(_Core):
             await self.commit()
 
 
-class Gathered(NamedTuple):
+class StridedBuffer(NamedTuple):
     """Where blocks have a part of their bytes in one buffer, as a layer's tensor has those of all blocks."""
 
     buffer: Buffer
@@ -185,7 +185,7 @@ class _BatchCore:
         return BatchResult(tuple(codes), staged_bytes=tally.bytes)
 
     def _write_gathered(
-        self, offset: int, source: Gathered, places: Sequence[int | None], timeout_s: float | None
+        self, offset: int, source: StridedBuffer, places: Sequence[int | None], timeout_s: float | None
     ) -> BatchResult:
         _check_offset(offset, self.block_bytes)
         limit_s, tally = timeout_s or self._timeout_s, StagedTally()
@@ -227,7 +227,7 @@ class ReservationBatch(_BatchCore):
 
     Where a layer is one tensor, a call needs no list of its rows:
 
-        batch.write_gathered(number * n, Gathered(layer, n, [(0, n)]), range(len(keys)))
+        batch.write_gathered(number * n, StridedBuffer(layer, n, [(0, n)]), range(len(keys)))
     """
 
     def write(
@@ -244,7 +244,12 @@ class ReservationBatch(_BatchCore):
         return self._write(offset, values, timeout_s)
 
     def write_gathered(
-        self, offset: int, source: Gathered, places: Sequence[int | None], *, timeout_s: float | None = None
+        self,
+        offset: int,
+        source: StridedBuffer,
+        places: Sequence[int | None],
+        *,
+        timeout_s: float | None = None,
     ) -> BatchResult:
         """Write of block i what `source` has at `places[i]` (None: nothing) at byte `offset`, else as `write`.
 
@@ -285,7 +290,12 @@ class AsyncReservationBatch(_BatchCore):
         return result
 
     async def write_gathered(
-        self, offset: int, source: Gathered, places: Sequence[int | None], *, timeout_s: float | None = None
+        self,
+        offset: int,
+        source: StridedBuffer,
+        places: Sequence[int | None],
+        *,
+        timeout_s: float | None = None,
     ) -> BatchResult:
         """Write ranges of one buffer, as `ReservationBatch.write_gathered`."""
         result: BatchResult = await self._run(lambda: self._write_gathered(offset, source, places, timeout_s))

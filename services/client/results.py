@@ -5,14 +5,16 @@ A miss is not an error: single `get` answers None, batches answer NOT_FOUND, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mooncache.errors import OK, NotFound, error_for
+from mooncache.errors import OK, FewerReplicas, NotFound, error_for
 
-_MISSES = frozenset({OK, NotFound.code})
+STORED = frozenset({OK, FewerReplicas.code})
+"""Codes of a put whose block is in the pool now."""
+_NO_FAILURES = STORED | {NotFound.code}
 Value = TypeVar("Value")
 
 
@@ -31,12 +33,12 @@ class BatchResult:
     @property
     def ok(self) -> bool:
         """True when every key succeeded or was a plain miss."""
-        return all(code in _MISSES for code in self.codes)
+        return all(code in _NO_FAILURES for code in self.codes)
 
     @property
     def errors(self) -> dict[int, int]:
-        """Position -> code, for every key that failed (misses are not failures)."""
-        return {i: code for i, code in enumerate(self.codes) if code not in _MISSES}
+        """Position -> code, for every key that failed. Misses are no failures, nor are blocks with FEWER_REPLICAS."""
+        return {i: code for i, code in enumerate(self.codes) if code not in _NO_FAILURES}
 
     def raise_for_errors(self) -> None:
         """Raise the first failure as its typed error; do nothing when `ok`.
@@ -52,7 +54,11 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class PutResult(BatchResult):
-    """Outcome of a batch put. A block that is already there counts as done: equal keys mean equal bytes."""
+    """Outcome of a batch put. A block that is already there counts as done: equal keys mean equal bytes.
+
+    `codes[i]` is FEWER_REPLICAS for a block that is stored, but in fewer copies than asked for: no failure, so nothing
+    is raised for it.
+    """
 
     created: tuple[bool, ...] = ()
     """`created[i]` is False when block i was there before."""
@@ -110,7 +116,7 @@ class BlockCopy(NamedTuple):
 
     node_id: str
     tier: str
-    """SSD: it is on a disk of the node alone; else the tier of the node's memory."""
+    """SSD: it is on a disk of the node alone, SHARED: in the shared directory alone; else the node's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,10 @@ class BlockTier(StrEnum):
     SHARED = "shared"
 
 
+BELOW_MEMORY = frozenset({BlockTier.SSD, BlockTier.SHARED})
+"""Tiers whose blocks are read from disks or a shared directory before they are sent."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One store node as the client sees it."""
@@ -263,6 +273,11 @@ _TIERS = tuple(BlockTier)
 def tier_name(tier: int) -> str:
     """Name of a native tier number; one that this version does not know goes by its number."""
     return _TIERS[tier] if 0 <= tier < len(_TIERS) else f"tier-{tier}"
+
+
+def entries_of(items: Iterable[tuple[bytes, int, int, int]], node: str) -> list[BlockEntry]:
+    """A page of a node's listing, of the native core's (key, size, tier, hits)."""
+    return [BlockEntry(key, size, tier_name(tier), hits, node) for key, size, tier, hits in items]
 
 
 def block_stat(item: dict[str, Any] | None, node_name: Callable[[int], str]) -> tuple[int, BlockStat | None]:

@@ -20,12 +20,12 @@ from mooncache.client.control import Control
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import Key
 from mooncache.client.limits import PREFETCH_BYTES
-from mooncache.client.map_fan import MapFan
 from mooncache.client.options import ClientOptions, ConnectSettings, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation, ReservationBatch
+from mooncache.client.shared_map import SharedMap
 from mooncache.client.watch import BlockWatch
-from mooncache.errors import OK, BufferTooSmall, ChecksumMismatch, NotFound, error_for
+from mooncache.errors import BufferTooSmall, ChecksumMismatch, NotFound, error_for
 
 _LIST_PAGE = 1024
 
@@ -69,7 +69,7 @@ class Client:
             default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
         )
-        self._maps = MapFan(self._engine)
+        self._maps = SharedMap(self._engine)
         if not options.targets:
             self._maps.apply(options.static_view())
             return
@@ -119,8 +119,8 @@ class Client:
         Args:
             key: a `str` of your naming, or 32 `bytes` (a block key).
             value: bytes-like, NumPy array, host tensor, or a list of those (stored one after the other). Not copied.
-            replicas: number of distinct nodes to store it on, by default the setting client.replicas; fewer nodes
-                than that is not an error.
+            replicas: number of distinct nodes to store it on, by default the setting client.replicas. Fewer copies
+                than that are no error; `put_many` says FEWER_REPLICAS of such a block.
             timeout_s: time limit in seconds; None means the client's.
 
         Returns:
@@ -340,9 +340,18 @@ class Client:
         """
         return not _missed(self._engine.remove_many([key], timeout_s).codes[0], "remove")
 
-    def remove_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
-        """`remove` for a batch, one code for each key."""
-        return self._engine.remove_many(keys, timeout_s)
+    def remove_many(
+        self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float | None = None
+    ) -> res.BatchResult:
+        """`remove` for a batch, one code for each key.
+
+        Args:
+            node: remove the copy on this node (`node_id`) only. None removes all copies.
+
+        Raises:
+            UnknownNode: the cluster map does not list the node.
+        """
+        return self._engine.remove_many(keys, timeout_s, node)
 
     def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
         """Keep the block from eviction for `ttl_s` seconds on every node that holds it. False when there is none."""
@@ -465,7 +474,7 @@ class Client:
 
 
 def _raise_single(code: int, what: str) -> None:
-    if code != OK:
+    if code not in res.STORED:
         raise error_for(code, f"{what} failed. {error_for(code).hint}")
 
 

@@ -6,16 +6,18 @@ from mooncache.config.pool import (
     ClientSection,
     ClusterSection,
     CoordinationSection,
+    GrpcSection,
     LoggingSection,
     MasterSection,
     MetricsSection,
     StoreNodeSection,
     TlsSection,
 )
-from mooncache.config.schema import Config
+from mooncache.config.schema import CLUSTER_SETTINGS, Config
 from mooncache.config.serving import (
     ConductorSection,
     ConnectorSection,
+    EndpointPickerSection,
     GatewaySection,
     HfSection,
     TracingSection,
@@ -25,6 +27,7 @@ from mooncache.config.serving import (
 from mooncache.config.units import parse_duration_s, parse_size_bytes
 
 __all__ = [
+    "CLUSTER_SETTINGS",
     "Audience",
     "ClientSection",
     "ClusterSection",
@@ -32,8 +35,10 @@ __all__ = [
     "Config",
     "ConnectorSection",
     "CoordinationSection",
+    "EndpointPickerSection",
     "ExplainedSetting",
     "GatewaySection",
+    "GrpcSection",
     "HfSection",
     "LoggingSection",
     "MasterSection",

@@ -1,5 +1,8 @@
 """Reads the configuration: defaults, then the TOML file, then the environment, then overrides (command line).
 
+Between the defaults and the file comes what this machine was given with its cluster: cluster.toml in the state folder,
+written by `mooncache join` and `mooncache up --tls`.
+
 Later ones win, value by value, and every value remembers where it came from. A name that does not exist is an
 error that tells the nearest one that does: a typo must never silently mean "default".
 """
@@ -17,7 +20,7 @@ from pydantic.fields import FieldInfo
 from mooncache.config.audience import Audience, audience_of
 from mooncache.config.base import Section
 from mooncache.config.removed import REMOVED
-from mooncache.config.schema import Config
+from mooncache.config.schema import CLUSTER_SETTINGS, Config
 from mooncache.config.small_files import nearest, read_toml, toml_value
 from mooncache.errors import ConfigInvalid
 
@@ -109,11 +112,12 @@ def load(
 
     Args:
         path: TOML file; None means $MOONCACHE_CONFIG, or no file.
-        env: environment; None means the process's.
+        env: environment; None means the process's, and that the state folder's cluster.toml is read as well.
         overrides: {"section.field": value}, for example from the command line; values that are None are skipped.
 
     Raises ConfigInvalid with a sentence that names the setting, where it was set and what it should be.
     """
+    of_this_machine = env is None
     env = os.environ if env is None else env
     chosen = path or env.get(ENV_CONFIG) or None
     values: dict[str, Any] = {}
@@ -126,7 +130,25 @@ def load(
     for name, value in (overrides or {}).items():
         if value is not None:
             values[name], sources[name] = value, "command line"
+    if of_this_machine:
+        _add_cluster_settings(values, sources)
     return _build(values, sources)
+
+
+def _add_cluster_settings(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """What cluster.toml sets and nothing else does."""
+    chosen = values.get("cluster.state_dir") or Config().cluster.state_dir
+    try:
+        path = Path(str(chosen)).expanduser() / CLUSTER_SETTINGS
+        if not path.is_file():
+            return
+    except (OSError, RuntimeError, ValueError):  # a folder that cannot be is refused where it is used
+        return
+    for name, value in _from_file(path).items():
+        if name == "cluster.state_dir":
+            raise ConfigInvalid(f"cluster.state_dir stands in {path}, which is found by it. Delete it there.")
+        if name not in values:
+            values[name], sources[name] = value, str(path)
 
 
 def _build(values: dict[str, object], sources: dict[str, str]) -> Config:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mooncache.config.base import FilePath, OptionalPath, PortNumber, Section, Words
+from mooncache.config.labels import Labels
 from mooncache.config.units import DurationS, SizeBytes
 
 
@@ -21,7 +22,7 @@ class ClusterSection(Section):
     master_targets: Words = ("127.0.0.1:7700",)
     """gRPC addresses of the masters, host:port. Clients ask them which one leads."""
     conductor_target: str = "127.0.0.1:7800"
-    """gRPC address of the conductor, host:port."""
+    """gRPC address of the conductor, host:port; with standbys those of all conductors, separated by commas."""
     hang_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """`mooncache up` kills and restarts a process that has not answered for this long; 0: never."""
 
@@ -52,6 +53,12 @@ class MasterSection(Section):
     """Silence after which a node counts as dead and its blocks leave the directory."""
     slow_start_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """Time over which a new or returning node grows to its full placement weight."""
+    replicas: int = Field(default=1, ge=1, le=16)
+    """Copies of each block that the pool keeps, on distinct nodes; a tenant's own number goes first."""
+    repair_bytes_per_s: SizeBytes = 256 << 20
+    """Limit on copying blocks that have too few copies, in bytes per second and for the whole pool; 0 copies none."""
+    repair_grace_s: DurationS = Field(default=30.0, ge=0, le=86400)
+    """Copies of a lost node's blocks are made when the node has not come back within this time."""
 
     @model_validator(mode="after")
     def _ordered(self) -> MasterSection:
@@ -67,6 +74,8 @@ class StoreNodeSection(Section):
     """Name of the node, stable over restarts; empty means a name kept in state_dir."""
     host_id: str = Field(default="", max_length=128)
     """Name of the machine; equal for processes that can share memory. Empty means the machine's own id."""
+    labels: Labels = ()
+    """Where the node is, as zone=a,rack=r1: copies of a block are kept in different zones, racks and hosts."""
     host: str = "127.0.0.1"
     """Address that the control service listens on."""
     port: PortNumber = 0
@@ -97,6 +106,26 @@ class StoreNodeSection(Section):
     """Limit on the bytes written to each disk per second, averaged over a minute; 0 means no limit."""
     ssd_dwpd: float = Field(default=0.0, ge=0, le=100)
     """Drive writes per day: the same limit in writes of the whole disk per day; 0 means no limit."""
+    shared_path: OptionalPath = None
+    """Folder that several nodes share (NFS, CephFS, ...), below their disks or memory; empty means no shared tier."""
+    shared_url: str = Field(default="", pattern=r"^([a-z][a-z0-9+.-]*://.+)?$")
+    """Object store in the place of shared_path, like s3://bucket/prefix (any fsspec URL); empty means none."""
+    shared_bytes: SizeBytes = Field(default=16 << 30, ge=4 << 20)
+    """Size of this node's log in shared_path or shared_url. It never grows; when it is full its oldest blocks go."""
+    shared_write_bytes_per_s: SizeBytes = 0
+    """Limit on the bytes written to shared_path per second, averaged over a minute; 0 means no limit."""
+    shared_scan_ms: int = Field(default=2000, ge=10, le=600_000)
+    """Time between two looks at what other nodes wrote to shared_path or shared_url, and removed there."""
+    shared_timeout_s: DurationS = Field(default=2.0, ge=0.1, le=60)
+    """Time limit of a read from shared_url. A store that takes longer is not used until it answers."""
+    shared_upload_s: DurationS = Field(default=10.0, ge=0.1, le=600)
+    """A segment that is not full is put into shared_url after this time, so that other nodes can read it."""
+    shared_spool_path: OptionalPath = None
+    """Folder of this host for what is not in shared_url yet; empty means a folder inside state_dir."""
+    shared_spool_bytes: SizeBytes = Field(default=1 << 30, ge=1 << 20)
+    """Most bytes in that folder that shared_url has not taken; with more, no block is written."""
+    shared_calls: int = Field(default=16, ge=2, le=256)
+    """Calls on shared_url at once."""
     expected_block_bytes: SizeBytes = Field(default=4096, ge=64, le=1 << 30)
     """Expected average size of blocks. With a smaller average the node runs out of slots before memory."""
     huge_pages: bool = True
@@ -105,10 +134,14 @@ class StoreNodeSection(Section):
     """Touch the whole arena before the first block; otherwise the first write to each page pays for it."""
     tenants_file: OptionalPath = None
     """JSON file with what tenants may have, read again when it changes; empty means tenants.json in state_dir."""
+    tenant_keys_path: OptionalPath = None
+    """Folder with NAME.key, mode 0600, for each tenant whose blocks are encrypted on disks and in shared_path."""
     keep_memory: bool = False
     """Keep blocks in memory for the next start of this node, also after kill -9; needs capacity_bytes."""
     holder_path: OptionalPath = None
     """Socket of the process that holds memory between two starts; empty means a path inside state_dir."""
+    descriptor_store: bool = False
+    """Keep memory in systemd's file descriptor store and not with a holder; the unit needs FileDescriptorStoreMax=."""
     hold_s: DurationS = Field(default=600.0, ge=1, le=86400)
     """How long memory is held while the node does not run; then the system gets it back."""
     numa_node: int = Field(default=-1, ge=-1, le=1023)
@@ -138,6 +171,29 @@ class ClientSection(Section):
     """Name of this machine; empty means the machine's own id."""
     receive_pool_bytes: SizeBytes = Field(default=256 << 20, le=1 << 40)
     """Memory that `get_view` lends to callers for received values; 0 lends none, and values are copied."""
+    hedge_percent: int = Field(default=5, ge=0, le=100)
+    """Late reads that may be asked of a second node, per 100 reads; 0 asks none and learns nothing about slow nodes."""
+    hedge_min_s: DurationS = Field(default=0.002, ge=0, le=60)
+    """A read is late after twice the 99th percentile of its size, but not before this time."""
+    hedge_max_s: DurationS = Field(default=0.25, ge=0, le=60)
+    """A read is late after this time at most, and while nothing is learned."""
+    retry_percent: int = Field(default=20, ge=0, le=100)
+    """Batches that may go on to another node after failures, per 100 blocks, beside a burst of 64."""
+    retries_per_call: int = Field(default=16, ge=1, le=4096)
+    """Batches of one call that may go on to another node after failures."""
+    slow_start_s: DurationS = Field(default=2.0, ge=0, le=600)
+    """A node that was left alone has its whole share of the reads again after this time; 0 at once."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ClientSection:
+        if self.hedge_min_s > self.hedge_max_s:
+            raise ValueError("hedge_min_s must be at most hedge_max_s")
+        return self
+
+    def blast_radius(self) -> dict[str, object]:
+        """What bounds the load that a sick node causes, as the native client takes it."""
+        names = ("hedge_percent", "hedge_min_s", "hedge_max_s", "retry_percent", "retries_per_call")
+        return {name: getattr(self, name) for name in (*names, "slow_start_s")}
 
 
 class RdmaSection(Section):
@@ -189,6 +245,15 @@ class TlsSection(Section):
         if (self.cert_file is None) != (self.key_file is None):
             raise ValueError("cert_file and key_file have to be set together")
         return self
+
+
+class GrpcSection(Section):
+    """What control ports take from programs that call them over gRPC (docs/grpc.md)."""
+
+    reflection: Literal["auto", "open", "guarded", "off"] = "auto"
+    """Who may ask for the services and their messages: all callers, or those with a proof; auto is open on loopback."""
+    bearer: bool = True
+    """Take a control key as a bearer token on ports with TLS; without it every caller has to send proofs."""
 
 
 class LoggingSection(Section):

@@ -14,6 +14,7 @@ from mooncache.config.pool import (
     ClientSection,
     ClusterSection,
     CoordinationSection,
+    GrpcSection,
     LoggingSection,
     MasterSection,
     MetricsSection,
@@ -24,12 +25,16 @@ from mooncache.config.pool import (
 from mooncache.config.serving import (
     ConductorSection,
     ConnectorSection,
+    EndpointPickerSection,
     GatewaySection,
     HfSection,
     TracingSection,
     VllmSection,
     WorkerSection,
 )
+
+CLUSTER_SETTINGS = "cluster.toml"
+"""Name of the file in the state folder with what a machine was given with its cluster."""
 
 
 class Config(Section):
@@ -47,6 +52,8 @@ class Config(Section):
     """RDMA."""
     tls: TlsSection = TlsSection()
     """TLS."""
+    grpc: GrpcSection = GrpcSection()
+    """Control ports."""
     logging: LoggingSection = LoggingSection()
     """Logs."""
     metrics: MetricsSection = MetricsSection()
@@ -57,6 +64,8 @@ class Config(Section):
     """The global scheduler."""
     gateway: GatewaySection = GatewaySection()
     """The OpenAI-compatible HTTP service."""
+    endpoint_picker: EndpointPickerSection = EndpointPickerSection()
+    """The endpoint picker for Envoy."""
     worker: WorkerSection = WorkerSection()
     """The supervisor beside one engine."""
     vllm: VllmSection = VllmSection()
@@ -69,3 +78,8 @@ class Config(Section):
     """OpenTelemetry."""
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def joined(self) -> bool:
+        """Whether this machine belongs to the cluster of another one: `mooncache join` says where the master is."""
+        return self._sources.get("cluster.master_targets", "").endswith(f"/{CLUSTER_SETTINGS}")

@@ -41,6 +41,8 @@ class ConductorSection(Section):
     """Silence after which an instance gets no new requests."""
     lease_s: DurationS = Field(default=10.0, gt=0, le=600)
     """Silence after which an instance and its cached blocks are forgotten."""
+    takeover_s: DurationS = Field(default=1.0, ge=0.1, le=60)
+    """Silence of the leading conductor after which a standby leads; one that has ended is noticed at once."""
     ttft_slo_s: DurationS = Field(default=30.0, gt=0, le=3600)
     """TTFT limit of requests that name none."""
     tbt_slo_s: DurationS = Field(default=1.0, gt=0, le=60)
@@ -49,6 +51,8 @@ class ConductorSection(Section):
     """Scheduling policy, see docs/scheduling.md. All but mooncache exist for comparison."""
     admission_enabled: bool = True
     """Refuse requests whose predicted TTFT or TBT is beyond the SLO."""
+    offline_share: float = Field(default=0.8, ge=0, le=1)
+    """How full of an instance, and of the TBT promise, offline requests may make it; 0 takes none of them."""
     inline_tokens_max: int = Field(default=4096, ge=0)
     """The most prompt tokens that a decode instance computes itself, where that costs less than a hand-over."""
     handover_margin_s: DurationS = Field(default=0.25, gt=0, le=300)
@@ -59,6 +63,12 @@ class ConductorSection(Section):
     """Let instances change between prefill and decode with the load; roles that an operator set are left alone."""
     replicate_bytes_per_s: SizeBytes = Field(default=256 << 20, ge=0)
     """Limit on copying hot prefixes to further store nodes, in bytes per second; 0 copies none."""
+    scaler_enabled: bool = False
+    """Open a port for KEDA's external scaler. It asks for no key, and tells how many instances a model needs."""
+    scaler_port: PortNumber = 7801
+    """Port of KEDA's external scaler; 0 means any free port."""
+    scaler_hold_s: DurationS = Field(default=60.0, ge=0, le=3600)
+    """KEDA gets the largest need within this time, so that instances do not come and go."""
 
 
 class GatewaySection(Section):
@@ -98,6 +108,8 @@ class GatewaySection(Section):
     """Prefill instances that are tried before the decode instance computes the prompt itself."""
     cors_origins: Words = ()
     """Origins that browsers may call from; "*" for all, empty for none."""
+    model_folders: Words = ()
+    """Folders of models on this machine, for their tokenizers; found by content where engines have other paths."""
     public_prefix_enabled: bool = False
     """Let requests share the cache of leading messages that they declare public across tenants."""
     tenant_sessions_enabled: bool = True
@@ -114,8 +126,39 @@ class GatewaySection(Section):
     """File (mode 0600, made when absent) with a salt that makes ids equal in all captured files; empty: in one only."""
     capture_names: bool = False
     """Also capture anonymous numbers of tenants and sessions."""
+    batch_dir: OptionalPath = None
+    """Folder (mode 0700) of this gateway alone, for /v1/files and /v1/batches; empty: it has neither."""
+    batch_file_bytes_max: SizeBytes = Field(default=100 << 20, ge=1024, le=1 << 32)
+    """Size of the largest file of /v1/files."""
+    batch_request_count_max: int = Field(default=50_000, ge=1, le=1_000_000)
+    """Requests of one batch."""
+    tenant_batch_bytes_max: SizeBytes = Field(default=1 << 30, ge=1024, le=1 << 44)
+    """Bytes of all files of one tenant, answers of its batches included."""
+    tenant_batch_file_count_max: int = Field(default=1000, ge=1, le=1_000_000)
+    """Files of one tenant, and batches."""
+    batch_age_max_s: DurationS = Field(default=30 * 86400.0, ge=60, le=366 * 86400)
+    """Age at which files, and batches that have ended, are deleted."""
+    offline_request_count_max: int = Field(default=64, ge=1, le=4096)
+    """Offline requests under way, each of them admitted by the conductor."""
     drain_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """Time for running streams to finish when the process is asked to stop."""
+
+
+class EndpointPickerSection(Section):
+    """The endpoint picker for Envoy; keys, limits and times are those of `gateway`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything beyond loopback has to be chosen here."""
+    port: PortNumber = 9002
+    """Port that Envoy asks (ext_proc); 0 means any free port."""
+    advertise_host: str = ""
+    """Host that others reach the picker by; empty means `host`, or the host's name when that is every address."""
+    metrics_port: PortNumber = 0
+    """Port for /metrics, /health and /ready for operators; 0 means any free port."""
+    key_required: bool = True
+    """Ask Envoy for the picker's key. If false, whoever reaches the port and has an API key learns the engines' key."""
+    fallback_count: int = Field(default=0, ge=0, le=8)
+    """Further endpoints named to Envoy, to be tried in order. Load balancers of the type ORIGINAL_DST take none."""
 
 
 class WorkerSection(Section):

@@ -8,7 +8,7 @@ of rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,6 +94,9 @@ class StagedBlocks:
     def buffers(self) -> tuple[memoryview, ...]:
         """None: each batch has memory of its own."""
         return ()
+
+    def on_new_buffers(self, changed: Callable[[], None]) -> None:
+        """There are never any."""
 
     def fence(self) -> None:
         """The copies themselves begin behind the model's work."""

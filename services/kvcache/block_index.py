@@ -10,6 +10,8 @@ ADD, REMOVE = 1, 2
 TIER_DRAM = 1
 BLOCK_RECORD: Final = struct.Struct("<BBBBIQQ32s")
 """kind, tier, two reserved bytes, flags, tenant id, bytes, key; see native/src/store/event_log.h."""
+AUDIT_RECORD: Final = struct.Struct("<Q32sQHBB")
+"""tenant id, key, bytes, copies, fastest tier, whether the copies are close; as `audit` packs what it found."""
 
 
 class BlockIndex(Protocol):
@@ -24,6 +26,16 @@ class BlockIndex(Protocol):
     def present(self, tenant_id: int, keys: bytes) -> bytes: ...
     def tenant_usage(self) -> dict[int, tuple[int, int]]: ...
     def holder_usage(self) -> dict[int, tuple[int, int]]: ...
+    def audit(
+        self,
+        wanted: Sequence[tuple[int, int]],
+        wanted_of_others: int,
+        domains: Sequence[int],
+        domain_count: int,
+        start: int,
+        entries_max: int,
+        found_max: int,
+    ) -> tuple[int, int, int, int, int, bytes]: ...
     def stats(self) -> dict[str, int]: ...
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, MooncacheError
-from mooncache.kvcache.memory import HostMemory
+from mooncache.kvcache.memory import Fence, LayerMemory, staged_of
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
 from mooncache.kvcache.transfers import MoveFailure, SaveReport, TransferJob, reason_of
 
@@ -92,13 +92,22 @@ class _StepSave:
             self.reserved[position][0].lose(reason)
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What the engine has said of a step: a layer is computed, or (None) all of them are."""
+
+    step: _StepSave
+    layer: int | None
+    fence: Fence | None
+
+
 class LayerSaver:
     """Saves blocks layer by layer. `report` is called on the saver's thread with each ended save."""
 
     def __init__(
         self,
         link: PoolLink,
-        memory: HostMemory,
+        memory: LayerMemory,
         layers: Sequence[str],
         report: Callable[[SaveReport], None],
         *,
@@ -113,7 +122,7 @@ class LayerSaver:
         self._timeout_s = timeout_s
         self._queue_bytes_max = queue_bytes_max
         self._lock = threading.Condition()
-        self._tasks: deque[tuple[_StepSave, int | None]] = deque()
+        self._tasks: deque[_Task] = deque()
         self._open: dict[str, _StepSave] = {}
         self._bytes = 0
         self._closed = False
@@ -125,9 +134,10 @@ class LayerSaver:
         index = self._index.get(layer)
         if index is None:
             return
+        fence = self._memory.fence()
         with self._lock:
             for step in self._enter(jobs):
-                self._tasks.append((step, index))
+                self._tasks.append(_Task(step, index, fence))
             self._lock.notify()
 
     def finish(self, *jobs: TransferJob) -> None:
@@ -135,12 +145,13 @@ class LayerSaver:
 
         A step's jobs are committed together, when the last of them is finished.
         """
+        fence = self._memory.fence()
         with self._lock:
             for step in self._enter(jobs):
                 ended = step.unfinished.intersection(job.name for job in jobs)
                 step.unfinished -= ended
                 if ended and not step.unfinished:
-                    self._tasks.append((step, None))
+                    self._tasks.append(_Task(step, None, fence))
             refused = [job for job in jobs if job.name not in self._open]
             self._lock.notify()
         for job in refused:
@@ -185,17 +196,18 @@ class LayerSaver:
                 if self._closed:
                     steps = {id(step): step for step in self._open.values()}
                     break
-                step, layer = self._tasks.popleft()
+                task = self._tasks.popleft()
+            step, layer = task.step, task.layer
             # One limit for all blocks of a layer: a node that hangs would else take its time for each of them.
             step.deadline_s = time.monotonic() + self._timeout_s
             try:
                 self._begin(step)
                 if layer is None:
                     for missing in range(len(self._offsets)):
-                        self._write(step, missing)
+                        self._write(step, missing, task.fence)
                     self._commit(step)
                 else:
-                    self._write(step, layer)
+                    self._write(step, layer, task.fence)
             except Exception as error:  # noqa: BLE001  (a defect must not end the thread: blocks would stay pinned)
                 self._link.failed(Call.SAVE, error)
                 self._give_up(step, MoveFailure.UNAVAILABLE)
@@ -267,7 +279,7 @@ class LayerSaver:
             save.is_there(index)
             step.open.discard(position)
 
-    def _write(self, step: _StepSave, layer: int) -> None:
+    def _write(self, step: _StepSave, layer: int, fence: Fence | None) -> None:
         if layer in step.written:
             return
         step.written.add(layer)
@@ -277,9 +289,10 @@ class LayerSaver:
         if len(step.open) < len(places):
             places = [place if position in step.open else None for position, place in enumerate(places)]
         try:
-            result = step.batch.write_gathered(
-                self._offsets[layer], self._memory.gathered(layer), places, timeout_s=step.left_s()
-            )
+            with self._memory.reading_layer(layer, places, fence, step.deadline_s) as part:
+                result = step.batch.write_gathered(
+                    self._offsets[layer], part.source, part.places, timeout_s=step.left_s()
+                )
         except MooncacheError as error:
             self._give_up(step, reason_of(error.code))
         else:
@@ -317,7 +330,8 @@ class LayerSaver:
         for save in step.saves:
             stored = tuple(sorted(save.stored))
             # What a call staged is counted of all its blocks together: each save has its share.
-            staged = min(step.staged_bytes, moved) * save.moved // max(moved, 1)
+            share = min(step.staged_bytes, moved) * save.moved // max(moved, 1)
+            staged = staged_of(self._memory, share, save.moved // self._memory.block_bytes)
             self._report(
                 SaveReport(save.job.name, stored, save.present, save.moved, seconds, dict(save.lost), staged)
             )

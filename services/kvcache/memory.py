@@ -14,9 +14,9 @@ import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from mooncache.client.reservation import Gathered
+from mooncache.client.reservation import StridedBuffer
 from mooncache.errors import InvalidArgument, MooncacheError
 
 SEGMENTS_MAX = 4096
@@ -36,7 +36,10 @@ class BlockMemory(Protocol):
     """Blocks pass through memory of its own between the engine's and the client."""
 
     def buffers(self) -> Sequence[memoryview]:
-        """The host memory in which blocks are read and written, for as long as this lives: worth registering."""
+        """The host memory in which blocks are read and written: worth registering."""
+
+    def on_new_buffers(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, on whichever thread it is, after `buffers()` has begun to return others."""
 
     def fence(self) -> Fence | None:
         """Called on the engine's thread: what has to be waited for before the blocks may be read, or written."""
@@ -54,6 +57,27 @@ class BlockMemory(Protocol):
         Raises:
             InDoubt: on leaving; a copy into the blocks may still be under way.
         """
+
+
+class LayerBytes(NamedTuple):
+    """One layer's part of some blocks, as `ReservationBatch.write_gathered` takes it."""
+
+    source: StridedBuffer
+    places: Sequence[int | None]
+    """Where each block's part is in `source`; None: that block is not wanted."""
+
+
+class LayerMemory(BlockMemory, Protocol):
+    """KV memory from which blocks can be saved layer by layer."""
+
+    @property
+    def layer_bytes(self) -> Sequence[int]:
+        """Of each layer, the bytes that a block has there."""
+
+    def reading_layer(
+        self, layer: int, blocks: Sequence[int | None], fence: Fence | None, deadline_s: float
+    ) -> AbstractContextManager[LayerBytes]:
+        """One layer's bytes of the blocks as the fence left them. Errors are those of `reading`."""
 
 
 def staged_of(memory: BlockMemory, staged_bytes: int, blocks: int) -> int:
@@ -182,9 +206,14 @@ class HostMemory:
         """All memory in which layers have their blocks."""
         return [region.view() for region in united(self._regions)]
 
-    def gathered(self, layer: int) -> Gathered:
-        """Where all blocks have their part of one layer."""
-        return Gathered(*self._layers[layer])
+    def on_new_buffers(self, changed: Callable[[], None]) -> None:
+        """Tensors stay where they are."""
+
+    @contextmanager
+    def reading_layer(
+        self, layer: int, blocks: Sequence[int | None], fence: Fence | None = None, deadline_s: float = 0.0
+    ) -> Iterator[LayerBytes]:
+        yield LayerBytes(StridedBuffer(*self._layers[layer]), blocks)
 
     def slices(self, block: int) -> list[memoryview]:
         """All ranges of one block, layer by layer."""

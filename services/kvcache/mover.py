@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mooncache.client.results import WatchState
-from mooncache.errors import OK, AlreadyExists, DeadlineExceeded
+from mooncache.errors import OK, AlreadyExists, DeadlineExceeded, FewerReplicas
 from mooncache.kvcache.core.break_even import FIRST_BATCH_BYTES
 from mooncache.kvcache.memory import BlockMemory, Fence, InDoubt, staged_of
 from mooncache.kvcache.pool_link import Call, PoolClient, PoolLink
@@ -490,7 +490,8 @@ class Mover:
                     result = client.put_many(keys, values, prefer_node=job.node or None, timeout_s=left_s)
                 save.staged_bytes += result.staged_bytes
                 nodes = result.node_ids if job.node else ("",) * len(wanted)
-                ends.update(zip(wanted, zip(result.codes, nodes, strict=True), strict=True))
+                codes = (OK if code == FewerReplicas.code else code for code in result.codes)
+                ends.update(zip(wanted, zip(codes, nodes, strict=True), strict=True))
         except Exception as error:  # noqa: BLE001  (as above)
             self._link.failed(Call.SAVE, error)
             return ends | dict.fromkeys(wanted, (code_of(error), ""))

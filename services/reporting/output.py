@@ -27,8 +27,9 @@ EXIT_CAPACITY = 5
 EXIT_DEFECT = 70
 EXIT_INTERRUPTED = 130
 
-console = Console(highlight=False)
-error_console = Console(stderr=True, highlight=False)
+# Keys, fingerprints and addresses have parts such as ":ab:", which are also names of pictures.
+console = Console(highlight=False, emoji=False)
+error_console = Console(stderr=True, highlight=False, emoji=False)
 
 
 def exit_code_of(code: int) -> int:
@@ -53,11 +54,16 @@ def _plain(value: object) -> object:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table for people. Columns whose name ends in a number's unit are right-aligned."""
+    """A table for people. Columns whose name ends in a number's unit are right-aligned; an id stays on one line."""
     table = Table(title=title, title_justify="left", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         numeric = column.endswith(("*", "size", "blocks", "used", "free", "pins", "hits", "age"))
-        table.add_column(column.rstrip("*"), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            column.rstrip("*"),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=column == "id",  # so that it can be copied
+        )
     for row in rows:
         table.add_row(*[escape(str(cell)) for cell in row])
     console.print(table)

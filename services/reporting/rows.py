@@ -45,6 +45,11 @@ class Row:
     met: bool | None = None  # None when no bar was promised
 
 
+def p99(values: Sequence[float]) -> float:
+    """The value below which 99 of 100 lie; of fewer than 100 the highest. There has to be one."""
+    return sorted(values)[int(0.99 * len(values))]
+
+
 def bar_row(
     name: str,
     value: float,

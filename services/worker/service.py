@@ -14,7 +14,6 @@ import re
 import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.runtime import tls
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.runtime.ports import port_of
+from mooncache.runtime.ports import make_socket_folder, port_of
 from mooncache.runtime.rpc import WORKER_SERVICE, Handler, RpcTable
 from mooncache.runtime.service import Service, run_service
 from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
@@ -119,7 +118,7 @@ class WorkerService(Service):
             instance_id=instance_id,
             file_name=file_name,
             role=InstanceRole(worker.role),
-            host_id=host_id(),
+            host_id=config.client.host_id or host_id(),
             engine_key=key,
             url=url,
             engine_port=engine_port,
@@ -165,6 +164,14 @@ class WorkerService(Service):
         """Ready when the engine takes requests."""
         state = self.state
         return "" if state.ready and not state.supervision.reason and not state.draining else state.doing
+
+    def serving(self) -> str:
+        """Requests come through the conductor, so it has to know of the engine."""
+        state = self.state
+        if not state.registered:
+            return "not registered with the conductor"
+        silent_s = self.clock.now_s() - state.heard_s
+        return f"the conductor has not answered for {silent_s:.0f} s" if silent_s > state.lease_s else ""
 
     async def drain(self) -> None:
         """Say that nothing new shall come, and let the engine finish what it has."""
@@ -219,7 +226,7 @@ class WorkerService(Service):
             raise ConfigInvalid(f"The folder {folder} cannot be used: {error.strerror}.") from None
         if len(os.fsencode(folder)) + len(_SOCKET_NAME) <= _SOCKET_PATH_MAX:
             return folder
-        self._own_run_dir = Path(tempfile.mkdtemp(prefix="mooncache-"))
+        self._own_run_dir = make_socket_folder()
         return self._own_run_dir
 
 

@@ -85,6 +85,8 @@ class WorkerState:
     stopping: bool = False  # the worker itself ends
     preparing: str = ""
     registered: bool = False
+    heard_s: float = 0.0  # when the conductor last answered
+    lease_s: float = 0.0  # silence after which it forgets the instance
     version: int = 0  # grows when the instance has to be registered anew
     failure: str = ""
     wake_report: asyncio.Event = field(default_factory=asyncio.Event)

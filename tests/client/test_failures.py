@@ -221,6 +221,35 @@ def test_a_stopped_process_is_not_waited_for(fragile: EmbeddedCluster) -> None:
             fragile.parts["node-1"].send(signal.SIGCONT)
 
 
+def test_reads_leave_a_stopped_node_and_come_back(fragile: EmbeddedCluster) -> None:
+    """Late reads are asked of the other copy; then the node is read last, and read again once it answers in time."""
+    with mooncache.connect(**fragile.client_settings(), timeout_s=30, shm=False) as pool:
+        keys = [f"copied-{i}" for i in range(30)]
+        values = [os.urandom(4096) for _ in keys]
+        pool.put_many(keys, values, replicas=2).raise_for_errors()
+        target = bytearray(4096)
+
+        def read(position: int) -> str:
+            answer = pool.get_many_into([keys[position]], [target])
+            answer.raise_for_errors()
+            assert target == values[position]
+            return answer.node_ids[0]
+
+        chosen = {read(position) for position in range(30)}
+        assert len(chosen) == 1, "small reads of an idle client stay with one of equal holders"
+        (name,) = chosen
+        freeze(fragile.parts[name].pid)
+        try:
+            assert {read(position) for position in range(30)} == {"node-1", "node-2"} - {name}
+            stats = pool.stats()
+            assert stats["hedges_won"] >= 3
+            assert stats["slow_nodes"] >= 1
+            assert stats["hedges"] < 30, "not every read waits for it"
+        finally:
+            fragile.parts[name].send(signal.SIGCONT)
+        wait_until(lambda: read(0) == name, f"reads to come back to {name}")
+
+
 def test_a_put_leaves_a_stopped_node_behind(fragile: EmbeddedCluster) -> None:
     """What a stopped node was to have is stored on the other one, long before the call's deadline."""
     with mooncache.connect(**fragile.client_settings(), timeout_s=30) as pool:

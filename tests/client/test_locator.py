@@ -12,6 +12,7 @@ import pytest
 from mooncache.client.engine import ClientCore
 from mooncache.client.keys import pack_keys, to_block_key, to_block_keys
 from mooncache.client.locator import ABSENT_MAX_S, AWAY_S, Locator
+from mooncache.client.watch import BlockWatch
 from mooncache.errors import MasterUnavailable
 from tests.client.test_native_nodes import make_engine, servers
 
@@ -187,6 +188,24 @@ def test_one_deadline_for_the_nodes_the_master_and_the_nodes_again(name: str) ->
     assert len(core.ends_s) == 3, "asked, located, asked again"
     # each part is told to end within the caller's limit; a new limit for each would end 0.2 s and 0.4 s later
     assert max(core.ends_s) < limit_s + 0.3
+
+
+def test_what_was_not_found_is_found_once_a_watch_reports_its_commit() -> None:
+    """The directory does not know of the block, and was asked a moment ago: the watch's news is what counts."""
+    with servers(NODES) as running:
+        directory = Directory()
+        writer, scout, reader = (make_engine(running, directory) for _ in range(3))
+        key = far_key(scout, writer, 8)
+        assert writer.remove_many([key], None).codes == (0,)
+        assert reader.get_many([key], None).values == (None,)
+        watch = reader.watch(BlockWatch)
+        watch.add("block", pack_keys([to_block_key(key)]), timeout_s=20.0, node="n8")
+        assert writer.put_many([key], [b"data"], 1, None, node=8).codes == (0,)
+        assert [news.positions for news in watch.next(20.0)] == [(0,)]
+        assert reader.get_many([key], None).values == (b"data",)
+        watch.close()
+        for engine in (writer, scout, reader):
+            engine.close()
 
 
 def test_many_nodes_and_no_master_at_all() -> None:

@@ -98,6 +98,19 @@ def test_the_native_core_hears_when_unused_connections_are_closed(
     assert heard["idle_timeout_s"] == 90.0
 
 
+def test_the_native_core_hears_what_bounds_the_load_of_a_sick_node(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: dict[str, Any] = {}
+    monkeypatch.setattr("mooncache._native.Client", heard.update)
+    monkeypatch.setenv("MOONCACHE_CLIENT_HEDGE_PERCENT", "0")
+    new_native(ClientOptions.gather(nodes=["a:1"]))
+    assert (heard["hedge_percent"], heard["hedge_max_s"], heard["slow_start_s"]) == (0, 0.25, 2.0)
+    monkeypatch.setenv("MOONCACHE_CLIENT_HEDGE_MIN_S", "1")
+    with pytest.raises(ConfigInvalid, match="hedge_min_s"):
+        ClientOptions.gather(nodes=["a:1"])
+
+
 def test_token_files_are_checked(folder: Path) -> None:
     (folder / "cluster.token").chmod(0o644)
     with pytest.raises(ConfigInvalid, match="chmod 600"):

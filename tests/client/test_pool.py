@@ -15,6 +15,7 @@ import mooncache
 from mooncache.client.keys import to_block_key
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import (
+    OK,
     AlreadyExists,
     BufferTooSmall,
     Closed,
@@ -22,8 +23,10 @@ from mooncache.errors import (
     InvalidArgument,
     KeyInvalid,
     NodeUnavailable,
+    NotFound,
     TooLarge,
     Unauthenticated,
+    UnknownNode,
 )
 
 
@@ -161,6 +164,21 @@ def test_stat_pin_and_remove(pool: mooncache.Client) -> None:
     assert pool.remove("statted")
     assert not pool.remove("statted")
     assert pool.get("statted") is None
+
+
+def test_one_node_s_copy_is_removed(pool: mooncache.Client) -> None:
+    pool.put("copied", b"two copies", replicas=2)
+    assert pool.remove_many(["copied", "missing"], node="node-1").codes == (OK, NotFound.code)
+    stat = pool.stat("copied")
+    assert stat is not None
+    assert stat.node_ids == ("node-2",)
+    with pytest.raises(UnknownNode):
+        pool.remove_many(["copied"], node="no-such-node")
+    assert pool.remove("copied")
+
+
+def test_a_node_that_has_left_lists_nothing(pool: mooncache.Client) -> None:
+    assert pool._engine.list_page(99, 0, 10, None) == (0, [])
 
 
 def test_replicas_go_to_distinct_nodes(pool: mooncache.Client) -> None:

@@ -51,7 +51,7 @@ def test_layers_gathered_from_tensors(pool: mooncache.Client) -> None:
     ranges = [(100, 1000), (2500, LAYER_BYTES - 1000)]
     batch = pool.reserve_many(keys, BLOCK_BYTES)
     for number, tensor in enumerate(tensors):
-        source = mooncache.Gathered(tensor, 5000, ranges)
+        source = mooncache.StridedBuffer(tensor, 5000, ranges)
         odd = [place if block % 2 else None for block, place in enumerate(places)]
         even = [None if block % 2 else place for block, place in enumerate(places)]
         assert batch.write_gathered(number * LAYER_BYTES, source, odd).ok
@@ -80,10 +80,10 @@ def test_gathered_ranges_lie_inside_of_their_buffer(pool: mooncache.Client) -> N
         (10, [("a", 10)], [0, 1]),
     ):
         with pytest.raises(InvalidArgument, match=r"not inside|whole numbers"):
-            batch.write_gathered(0, mooncache.Gathered(bytes(100), step_bytes, ranges), places)  # type: ignore[arg-type]
+            batch.write_gathered(0, mooncache.StridedBuffer(bytes(100), step_bytes, ranges), places)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="As many places"):
-        batch.write_gathered(0, mooncache.Gathered(bytes(100), 10, [(0, 10)]), [1])
-    assert batch.write_gathered(0, mooncache.Gathered(bytes(200), 100, [(0, 100)]), [1, 0]).ok
+        batch.write_gathered(0, mooncache.StridedBuffer(bytes(100), 10, [(0, 10)]), [1])
+    assert batch.write_gathered(0, mooncache.StridedBuffer(bytes(200), 100, [(0, 100)]), [1, 0]).ok
     assert batch.commit().ok
 
 
@@ -136,7 +136,7 @@ def test_the_asyncio_twin(cluster: EmbeddedCluster) -> None:
         async with await mooncache.connect_async(**cluster.client_settings()) as pool:
             batch = await pool.reserve_many(keys, 10)
             assert (await batch.write(5, [b"world"] * 3)).ok
-            hello = mooncache.Gathered(b"hello", 0, [(0, 5)])
+            hello = mooncache.StridedBuffer(b"hello", 0, [(0, 5)])
             assert (await batch.write_gathered(0, hello, [0] * 3)).ok
             assert (await batch.commit()).created == (True,) * 3
             await batch.abort()

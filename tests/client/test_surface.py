@@ -21,7 +21,7 @@ TOP_LEVEL = {
     "BlockWatch",
     "Client",
     "ClusterView",
-    "Gathered",
+    "StridedBuffer",
     "GetResult",
     "GetValues",
     "GetViews",
@@ -37,6 +37,9 @@ TOP_LEVEL = {
     "__version__",
     "connect",
     "connect_async",
+    "get_cmake_path",
+    "get_include",
+    "get_proto_path",
 }
 METHODS = {
     "close",

@@ -40,7 +40,7 @@ def test_defaults_stay_on_this_machine() -> None:
     hosts = {
         name: value for name, value in rows.items() if name.endswith((".host", "data_host", "engine_host"))
     }
-    assert len(hosts) == 8
+    assert len(hosts) == 9
     assert set(hosts.values()) == {"127.0.0.1"}
 
 

@@ -474,18 +474,17 @@ def test_an_empty_step_waits_a_small_share_of_what_was_waited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "in_host_memory", "full_graphs", "reason"),
+    ("wanted", "full_graphs", "reason"),
     [
-        (True, True, False, ""),
-        (False, True, False, "layerwise is false"),
-        (True, False, False, "memory of a GPU"),
-        (True, True, True, "no hook of a layer"),
+        (True, False, ""),
+        (False, False, "layerwise is false"),
+        (True, True, "no hook of a layer"),
     ],
 )
 def test_blocks_are_saved_layer_by_layer_where_the_hooks_run(
-    wanted: bool, in_host_memory: bool, full_graphs: bool, reason: str
+    wanted: bool, full_graphs: bool, reason: str
 ) -> None:
-    found = why_whole_blocks(wanted=wanted, in_host_memory=in_host_memory, full_graphs=full_graphs)
+    found = why_whole_blocks(wanted=wanted, full_graphs=full_graphs)
     assert found == reason if not reason else reason in found
 
 

@@ -254,6 +254,8 @@ def test_an_abort_in_mid_stream_frees_the_blocks_and_no_late_byte_comes(
     decode = make(ON, blocks=14)
     faulty.blocks = dict(blocks[:3])
     streaming_request(decode, tokens)
+    # Else the gate may shut behind the get of these three, and no other one comes.
+    decode.run_until(lambda: len(faulty.given) == 3)
     faulty.gate = threading.Event()
     gets = faulty.calls.count("get")
     faulty.blocks = dict(blocks[:5])

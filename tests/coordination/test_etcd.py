@@ -251,6 +251,31 @@ async def test_terms_grow_when_the_store_is_lost_and_when_clocks_go_back(
     assert terms == sorted(set(terms))
 
 
+async def test_an_etcd_restored_from_a_backup_gives_no_term_twice(
+    make: Make, etcd: Any, tmp_path: Path
+) -> None:
+    """The backup was made while somebody led; the elections since then are not in it."""
+    first = await make()
+    terms = [(await within(first.campaign())).term]
+    etcd.kill()
+    shutil.copytree(etcd.folder / "data", tmp_path / "backup")
+    etcd.start()
+    second = await make()
+    await first.close()
+    for _ in range(3):
+        terms.append((await within(second.campaign())).term)
+        await second.resign()
+    leading = await within(second.campaign())
+    terms.append(leading.term)
+    etcd.kill()
+    await within(leading.lost.wait())
+    shutil.rmtree(etcd.folder / "data")
+    shutil.copytree(tmp_path / "backup", etcd.folder / "data")
+    etcd.start()
+    terms.append((await within(second.campaign())).term)
+    assert terms == sorted(set(terms))
+
+
 async def test_resigning_frees_the_leadership_that_was_won_and_no_other(make: Make) -> None:
     first, second = await make(), await make()
     await within(first.campaign())

@@ -11,6 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import mooncache
+from mooncache.auth import Token
+from mooncache.errors import TlsError
+from mooncache.runtime.certificates import make_certificates
+from tests.certificates import expired_certificate
 from tests.conditions import wait_until
 from tests.data_plane import wire
 from tests.data_plane.conftest import Start
@@ -72,3 +77,25 @@ def test_plain_bytes_and_silence_on_a_tls_port(start: Start, pki: Path) -> None:
         peer.login()
         peer.socket.shutdown(socket.SHUT_RDWR)
     wait_until(lambda: server.stats()["connections_open"] == 0)
+
+
+def test_a_node_with_an_expired_certificate_costs_a_client_its_blocks_only(
+    start: Start, tmp_path: Path
+) -> None:
+    """Whoever connects refuses it at once with a typed error; the node runs on, and other nodes serve."""
+    authority = make_certificates(tmp_path / "pki", ["127.0.0.1"])[0]
+    cert, key = expired_certificate(tmp_path, authority)
+    expired = start(node_id="late", tls_cert=str(cert), tls_key=str(key))
+    good = start(node_id="good", tls_cert=str(authority / "cert.pem"), tls_key=str(authority / "key.pem"))
+    ports = {name: server.endpoints()["tcp_port"] for name, server in (("late", expired), ("good", good))}
+    nodes = [f"{name}@127.0.0.1:{port}" for name, port in ports.items()]
+    token = Token("default", admin=True, key=wire.SECRET).text
+    given = {"token": token, "tls_ca": str(authority / "ca.pem"), "shm": False, "timeout_s": 5}
+    with mooncache.connect(nodes=nodes, **given) as pool:
+        for number in range(20):
+            assert pool.put(f"k{number}", b"value")
+            assert pool.get(f"k{number}") == b"value"
+        with pytest.raises(TlsError, match="certificate"):
+            pool.ping(0)
+        pool.ping(1)
+    assert expired.stats()["store_blocks"] == 0

@@ -42,6 +42,7 @@ Plan = Runs | By | Cannot
 
 CLUSTER = "tests/cluster/test_docs.py::test_command_blocks_run"
 HOSTS = "tests/deploy/test_three_hosts.py::test_three_hosts"
+SECOND = "tests/deploy/test_second_machine.py::test_a_second_machine"
 QUIET = "takes minutes of a quiet machine"
 REGISTRY: dict[tuple[str, str], Plan] = {
     ("README.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
@@ -55,11 +56,76 @@ REGISTRY: dict[tuple[str, str], Plan] = {
             r"mooncache up --prefill \d+ --decode",
         ),
     ),
+    ("docs/batches.md", "mooncache batch submit"): Cannot(
+        "takes as long as the batch",
+        instead=("tests/openai_client/test_batches.py", "tests/gateway/test_batches.py"),
+    ),
     ("docs/storage.md", "mooncache up --engine none --ssd"): Cannot(
         "needs disks of that size", instead=("tests/store_node/test_ssd_tier.py",)
     ),
+    ("docs/storage.md", "mooncache tenant new-key"): Cannot(
+        "needs disks of that size", instead=("tests/store_node/test_encryption.py",)
+    ),
+    ("docs/storage.md", "mooncache up --engine none --nodes 2 --shared"): Cannot(
+        "needs a shared file system", instead=("tests/store_node/test_shared_tier.py",)
+    ),
+    ("docs/storage.md", "pip install 'mooncache[object-store]'"): Cannot(
+        "needs a bucket", instead=("tests/store_node/test_object_store.py",)
+    ),
     ("docs/storage.md", "mooncache up --engine none --keep-memory"): Cannot(
         "runs a cluster in the foreground", instead=("tests/store_node/test_kept_memory.py",)
+    ),
+    ("docs/cpp.md", "cmake -S native"): Cannot(
+        "compiles everything, which takes minutes",
+        instead=("tests/native/test_installed_package.py", "tests/data_plane/test_example.py"),
+    ),
+    ("docs/grpc.md", "PROTOS=$(python -c"): By(
+        "tests/conductor/test_grpc_for_others.py::test_a_plan_its_report_and_its_record_in_plain_grpcio"
+    ),
+    ("docs/grpc.md", "grpc_health_probe"): Cannot(
+        "needs that program", instead=("tests/runtime/service/test_health.py", "tests/master/test_health.py")
+    ),
+    ("docs/grpc.md", "grpcurl"): Cannot(
+        "needs that program",
+        instead=("tests/runtime/service/test_reflection.py", "tests/runtime/service/test_bearer.py"),
+    ),
+    ("docs/grpc.md", 'M=""'): Cannot(
+        "needs Go and its plugins", instead=("tests/proto/test_lint.py::test_generated_code_is_up_to_date",)
+    ),
+    ("docs/kubernetes.md", "docker build -f deploy/Dockerfile"): Cannot(
+        "needs a Kubernetes cluster and a registry",
+        instead=("tests/deploy/test_helm.py", "tests/deploy/test_helm_processes.py"),
+    ),
+    ("docs/kubernetes.md", "kubectl -n llm create secret generic kv-token"): Cannot(
+        "needs a Kubernetes cluster", instead=("tests/deploy/test_helm_processes.py",)
+    ),
+    ("docs/kubernetes.md", "KEY=$(kubectl -n llm exec"): Cannot(
+        "needs a Kubernetes cluster", instead=("tests/cli/test_offline.py",)
+    ),
+    ("docs/kubernetes.md", "mooncache endpoint-picker"): Cannot(
+        "needs Envoy, and services in the foreground",
+        instead=("tests/openai_client/test_endpoint_picker.py", "tests/gateway/test_endpoint_picker.py"),
+    ),
+    ("docs/kubernetes.md", "pip install kubernetes-validate"): Cannot(
+        "installs a large package and needs helm", instead=("tests/deploy/test_helm.py",)
+    ),
+    ("docs/upgrades.md", "python3 -m venv"): Cannot(
+        "installs a release that is not there yet", instead=("tests/cli/test_upgrade_live.py",)
+    ),
+    ("docs/upgrades.md", "MOONCACHE_RECORD_FRAMES"): Cannot(
+        "writes files of a release into the repository", instead=("tests/proto/test_recorded.py",)
+    ),
+    ("docs/upgrades.md", "MOONCACHE_CONFIG=/etc/mooncache.toml"): Cannot(
+        "needs a configuration there", instead=("tests/cli/test_reload.py",)
+    ),
+    ("docs/operations.md", "MOONCACHE_MASTER_REPLICAS=2"): Cannot(
+        "runs services in the foreground", instead=("tests/client/test_repair.py",)
+    ),
+    ("docs/operations.md", "mooncache up --conductors 2"): Cannot(
+        "runs until it is stopped", instead=("tests/cluster/test_layout.py",)
+    ),
+    ("docs/operations.md", "mooncache conductor --host 10.0.0.5"): Cannot(
+        "needs several hosts", instead=("tests/conductor/test_standby_processes.py",)
     ),
     ("docs/operations.md", "mooncache tenant set"): Cannot(
         "needs a running cluster with a tenant of that name", instead=("tests/store_node/test_tenants.py",)
@@ -80,10 +146,19 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/tutorial.md", "mooncache store-node --host 10.0.0.6"): By(HOSTS),
     ("docs/tutorial.md", "mooncache store-node --host 10.0.0.7"): By(HOSTS),
     ("docs/tutorial.md", "mooncache status --master"): By(HOSTS),
-    ("docs/tutorial.md", "curl --cacert"): By(HOSTS),
+    ("docs/tutorial.md", "curl --cacert ~/.mooncache/tls"): By(HOSTS),
+    ("docs/tutorial.md", "mooncache up --tls --host"): By(SECOND),
+    ("docs/tutorial.md", "mooncache invite"): By(SECOND),
+    ("docs/tutorial.md", "mooncache join"): By(SECOND),
+    ("docs/tutorial.md", "mooncache up --role"): By(SECOND),
+    ("docs/tutorial.md", "curl --cacert ~/.mooncache/authority"): By(SECOND),
+    ("docs/tutorial.md", "mooncache instance drain"): By(SECOND),
     ("docs/tutorial.md", "for number in 5 6 7; do ip netns delete"): By(HOSTS),
     ("docs/http-api.md", "curl"): By(CLUSTER),
     ("docs/operations.md", "mooncache instance drain"): By(CLUSTER),
+    ("docs/operations.md", "$ mooncache doctor"): Cannot(
+        "shows a stopped node", instead=("tests/cli/test_doctor_live.py", "tests/cli/test_doctor.py")
+    ),
     ("docs/operations.md", "fallocate"): By("tests/docs/test_blocks.py::test_a_pool_by_hand"),
     ("docs/custom-engine.md", "python -m mooncache.tiny_model"): By(
         "tests/docs/test_blocks.py::test_an_engine_by_itself"
@@ -102,6 +177,10 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/observability.md", "MOONCACHE_TRACING_ENDPOINT="): By(
         "tests/runtime/tracing/test_request.py::cluster"
     ),
+    ("docs/cost.md", "mooncache cost prices"): Cannot(
+        "a conductor with records is needed", ("tests/conductor/test_cost.py", "tests/plan/test_cost.py")
+    ),
+    ("docs/cost.md", "mooncache cost what-if"): Runs("alone", prints=(r"hit ratio", r"\n2x ")),
     ("docs/planning.md", "mooncache plan"): Runs("alone", prints=(r"mooncache up --prefill \d+ --decode",)),
     ("docs/traces.md", "mooncache trace generate"): Runs(
         "alone", swaps={"day.jsonl": "made.jsonl"}, prints=(r"20,000 requests", r"hits \d+\.\d% of blocks")
@@ -135,6 +214,13 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "needs an etcd on three hosts",
         ("tests/deploy/test_three_hosts.py", "tests/coordination/test_etcd.py"),
     ),
+    ("docs/mooncake-store.md", "pip uninstall"): Cannot(
+        "changes the environment that runs it",
+        ("tests/dropin/test_setup.py::test_the_distribution_holds_the_names", "tests/dropin/test_store.py"),
+    ),
+    ("docs/mooncake-store.md", "MOONCACHE_TEST_MOONCAKE"): Cannot(
+        "needs a checkout of the original", ("tests/dropin/test_originals.py",)
+    ),
     ("docs/gpu.md", "MOONCACHE_STORE_NODE_ARENA_DEVICE"): Cannot(
         "needs a GPU", ("tests/store_node/test_gpu_arena.py", "tests/store_node/test_vram_tier.py")
     ),
@@ -146,6 +232,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/benchmarks/tiers.md", "mooncache bench tiers"): Cannot(QUIET, ("tests/bench/test_tiers.py",)),
     ("docs/benchmarks/handover.md", "mooncache bench handover"): Cannot(
         QUIET, ("tests/bench/test_handover.py",)
+    ),
+    ("docs/transfer-engine.md", "mooncache bench transfer --engines"): Cannot(
+        QUIET, ("tests/bench/test_transfer.py::test_engines_beside_each_other",)
     ),
     ("docs/benchmarks/transfer.md", "mooncache bench transfer"): Cannot(
         QUIET, ("tests/bench/test_transfer.py",)
@@ -160,6 +249,13 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         QUIET + " with two vLLM engines", ("tests/serving/test_vllm.py",)
     ),
     ("docs/benchmarks/serving.md", "mooncache bench serving soak"): Cannot(
-        "takes a quarter of an hour", ("tests/cluster/test_faults.py",)
+        "takes minutes", ("tests/cluster/test_faults.py",)
     ),
+    ("docs/simulation.md", "python -m tests.simulation"): Cannot(
+        "needs the sources, not the installed package", ("tests/simulation/test_simulation.py",)
+    ),
+    ("docs/chaos.md", "mooncache chaos run --own"): Cannot(
+        "takes minutes", ("tests/chaos/test_run.py::test_every_promise_is_kept",)
+    ),
+    ("docs/chaos.md", "mooncache chaos list"): Runs("alone", prints=("kill-store-node +N1",)),
 }

@@ -175,6 +175,8 @@ def test_what_up_prints() -> None:
             "gateway_pid": 4,
             "conductor_target": "127.0.0.1:7800",
             "conductor_pid": 5,
+            "conductors": {"127.0.0.1:7800": 5},
+            "ca_file": "",
             "api_key_file": str(Path("~/.mooncache/demo.key").expanduser()),
             "tenant": "demo",
             "model": "tiny-model",

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mooncache import _native
-from mooncache.auth import Token
+from mooncache.auth import Token, parse_control_key
 from mooncache.client.state_dir import CLUSTER_FILE, read_cluster_file
 from mooncache.cluster.processes import readable
 from mooncache.cluster.watch import reason_of
@@ -122,6 +122,20 @@ def test_the_proof_of_a_call(authorization: str) -> None:
     gate = proof.Gate(Token("default", admin=True, key=b"s" * 32), lambda: 0.0)
     with pytest.raises(Unauthenticated):
         gate.admit(authorization, "/v1/Schedule", b"d" * 32).identify()
+
+
+@given(
+    st.text(max_size=120)
+    | st.lists(st.sampled_from(("mck1", "*", "default", "0" * 64, "f" * 64, "x", "")), max_size=4).map(
+        ".".join
+    )
+)
+def test_a_control_key_as_bearer(text: str) -> None:
+    gate = proof.Gate(Token("default", admin=True, key=b"s" * 32), lambda: 0.0, bearer=True)
+    with pytest.raises(Unauthenticated):
+        gate.admit(f"Bearer {text}", "/v1/Schedule", b"d" * 32).identify()
+    with contextlib.suppress(Unauthenticated):
+        assert parse_control_key(text).text == text
 
 
 @given(

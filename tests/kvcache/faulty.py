@@ -21,6 +21,7 @@ class FaultyPool:
     def __init__(self) -> None:
         self.blocks: dict[bytes, bytes] = {}
         self.calls: list[str] = []
+        self.given: set[bytes] = set()  # keys of blocks that a get has brought
         self.error: Exception | None = None
         self.gate: threading.Event | None = None
         self.entered = threading.Event()
@@ -75,6 +76,7 @@ class FaultyPool:
                 for piece in slices:
                     piece[:] = data[at : at + len(piece)]
                     at += len(piece)
+                self.given.add(key)
         return GetResult(tuple(codes), tuple(sizes), ("n",) * len(codes))
 
     def _late(self, codes: list[int], sizes: list[int], count: int, timeout_s: float | None) -> GetResult:

@@ -3,6 +3,7 @@ wait without end nor a block that is given away while a copy may still write int
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,55 +14,15 @@ from mooncache.client import staging
 from mooncache.client.native_call import call_native
 from mooncache.errors import ChecksumMismatch, DeadlineExceeded, InvalidArgument, TransportUnavailable
 from mooncache.kvcache import mover as mv
-from mooncache.kvcache.gpu_blocks import GpuBlocks, Ranges
+from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import InDoubt
 from mooncache.kvcache.pool_link import PoolLink
 from tests.conditions import wait_until
 from tests.gpu.fake_gpu import FakeGpu
 from tests.kvcache.faulty import WAIT_S, FaultyPool
+from tests.kvcache.gpu_engine import BLOCK_BYTES, BLOCKS, STEP, Engine, expected
 
-BLOCKS, STEP = 8, 3_000
-SEGMENTS = ((0, 1_000), (1_024, 512), (2_001, 77))  # the last one is aligned to nothing
-BLOCK_BYTES = 2 * sum(length for _, length in SEGMENTS)
 LATER_S = 10.0
-
-
-class Engine:
-    """Two layers in the memory of the fake GPU."""
-
-    def __init__(self, gpu: FakeGpu) -> None:
-        self.gpu = gpu
-        self.layers = [gpu.array(bytes(BLOCKS * STEP)) for _ in range(2)]
-        self.events: list[Any] = []
-        self.memory = GpuBlocks(
-            [Ranges(layer.address, STEP, SEGMENTS) for layer in self.layers],
-            BLOCKS,
-            ordinal=0,
-            owner=self.layers,
-            record=self._record,
-        )
-        self.lazy = False
-
-    def _record(self) -> Any:
-        event = self.gpu.event()
-        self.events.append(event)
-        if not self.lazy:
-            self.gpu.complete(event)
-        return event
-
-    def write(self, block: int, value: int) -> None:
-        for number, layer in enumerate(self.layers):
-            for offset, length in SEGMENTS:
-                content = bytes([value + number]) * length
-                self.gpu.lib.fake_cuda_poke(layer.address + block * STEP + offset, content, length)
-
-    def read(self, block: int) -> bytes:
-        parts = [layer.read()[block * STEP : (block + 1) * STEP] for layer in self.layers]
-        return b"".join(part[offset : offset + length] for part in parts for offset, length in SEGMENTS)
-
-
-def expected(value: int) -> bytes:
-    return b"".join(bytes([value + number]) * (BLOCK_BYTES // 2) for number in range(2))
 
 
 def soon() -> float:
@@ -102,6 +63,60 @@ def test_blocks_are_gathered_and_scattered(engine: Engine) -> None:
     ]
     between = engine.layers[0].read()[2 * STEP + 1_000 : 2 * STEP + 1_024]
     assert between == bytes(24)  # what lies between the ranges is nobody's
+
+
+def test_one_layer_of_some_blocks_is_gathered(engine: Engine) -> None:
+    for block in range(BLOCKS):
+        engine.write(block, 10 * block + 1)
+    part = BLOCK_BYTES // 2
+    assert engine.memory.layer_bytes == [part, part]
+    with engine.memory.reading_layer(1, [6, None, 2], engine.memory.fence(), soon()) as layer:
+        source, places = layer
+        assert (source.step_bytes, list(source.ranges), places) == (part, [(0, part)], [0, None, 1])
+        assert bytes(memoryview(source.buffer)[: 2 * part]) == bytes([62]) * part + bytes([22]) * part
+
+
+def test_layers_of_a_gpu_are_saved_as_each_is_computed(
+    engine: Engine, gpu: FakeGpu, real_link: PoolLink
+) -> None:
+    saves: list[mv.SaveReport] = []
+    saver = LayerSaver(
+        real_link, engine.memory, ["a", "b"], saves.append, timeout_s=LATER_S, queue_bytes_max=1 << 20
+    )
+    names = tuple(os.urandom(32) for _ in range(3))
+    job = mv.TransferJob("save", names, (4, 0, 7))
+    engine.lazy = True
+    saver.layer_done([job], "a")
+    for block in (4, 0, 7):
+        engine.write(block, 10 * block + 1)  # the step goes on until its event is through
+    saver.finish(job)
+    assert not saver.wait_saved(0.05)
+    for event in engine.events:
+        gpu.complete(event)
+    assert saver.wait_saved(LATER_S)
+    saver.close()
+    ((stored, staged, lost),) = [(save.stored, save.staged_bytes, save.lost) for save in saves]
+    assert (stored, staged, lost) == ((0, 1, 2), 3 * BLOCK_BYTES, {})
+    client = real_link.client()
+    assert client is not None
+    values = [bytearray(BLOCK_BYTES) for _ in names]
+    assert client.get_many_into(names, values).ok
+    assert [bytes(value) for value in values] == [expected(10 * block + 1) for block in (4, 0, 7)]
+
+
+def test_a_gpu_that_hangs_costs_a_save_by_layers_its_blocks(
+    engine: Engine, gpu: FakeGpu, real_link: PoolLink
+) -> None:
+    saves: list[mv.SaveReport] = []
+    saver = LayerSaver(
+        real_link, engine.memory, ["a", "b"], saves.append, timeout_s=0.2, queue_bytes_max=1 << 20
+    )
+    gpu.hang(True)
+    saver.finish(mv.TransferJob("save", (key(1), key(2)), (4, 0)))
+    assert saver.wait_saved(LATER_S)
+    gpu.hang(False)
+    saver.close()
+    assert [(save.stored, save.lost) for save in saves] == [((), {mv.MoveFailure.TIMEOUT: 2})]
 
 
 def test_copies_wait_for_the_step_on_the_device(engine: Engine, gpu: FakeGpu) -> None:

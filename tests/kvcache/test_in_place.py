@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,20 @@ import pytest
 import mooncache
 from mooncache import _native
 from mooncache.cli import why
+from mooncache.client import staging
 from mooncache.config.pool import RdmaSection
+from mooncache.config.serving import ConnectorSection
+from mooncache.errors import DeadlineExceeded
 from mooncache.kvcache import in_place
+from mooncache.kvcache.engine_pool import EnginePool
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.memory import BlockMemory, Region, staged_of, united
 from mooncache.kvcache.pool_link import PoolClient
+from mooncache.kvcache.transfers import TransferJob
 from mooncache.runtime.logs import Event
+from tests.conditions import wait_until
+from tests.gpu.fake_gpu import FakeGpu
+from tests.kvcache import gpu_engine
 from tests.kvcache.conftest import Engine
 from tests.rdma.guest import engine
 
@@ -122,6 +131,59 @@ def test_a_device_that_refuses_one_tensor_gets_none(
     prepare.close()
     prepare.close()
     assert client.stats()["registered_buffers"] == client.stats()["registered_bytes"] == 0
+    client.close()
+
+
+@over_fabric
+def test_blocks_of_a_gpu_go_between_its_pinned_buffers_and_the_node_in_place(
+    connect: Connect, said: list[tuple[Event, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu(kernel=True)
+    monkeypatch.setattr(staging, "open_device", lambda _ordinal: gpu.device)
+    tensors = gpu_engine.Engine(gpu, times=400)
+    pool = EnginePool(ConnectorSection(load_threads=1), connect, tensors.memory)
+    assert pool.link.connected.wait(engine.WITHIN_S)
+    client: Any = pool.link.connection
+    before = client.stats()
+    assert before["registered_buffers"] == 0, "no thread has moved a block yet"
+    tensors.write(1, 7)
+    keys, moved = (os.urandom(32),), tensors.memory.block_bytes
+    pool.mover.save(TransferJob("save", keys, (1,)))
+    (saved,) = wait_until(pool.mover.take_saves, "a save")
+    pool.mover.load(TransferJob("load", keys, (5,)))
+    (loaded,) = wait_until(pool.mover.take_loads, "a load")
+    assert (saved.stored, loaded.loaded, tensors.read(5)) == ((0,), 1, gpu_engine.expected(7, 400))
+    assert saved.staged_bytes == loaded.staged_bytes == moved, "they pass through pinned memory"
+    after = client.stats()
+    assert after["registered_buffers"] == 2, "one of the thread that saves, one of the thread that loads"
+    assert after["rdma_direct_bytes"] - before["rdma_direct_bytes"] == 2 * moved
+    assert {event for event, _ in said} == {Event.CONNECTOR_STAGED}
+    assert {fields["reason"] for _, fields in said} == {in_place.THROUGH_REGISTERED}
+    pool.close()
+
+
+@over_fabric
+def test_a_pinned_buffer_that_a_gpu_still_reads_is_no_longer_registered(
+    connect: Connect, said: list[tuple[Event, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu(kernel=True)
+    monkeypatch.setattr(staging, "open_device", lambda _ordinal: gpu.device)
+    monkeypatch.setattr(staging, "GRACE_S", 0.02)
+    memory = gpu_engine.Engine(gpu).memory
+    client = connect()
+    prepare = RegisteredMemory(memory, 1 << 40)
+    prepare(cast("PoolClient", client))
+    gpu.hang(True)
+    with pytest.raises(DeadlineExceeded), memory.reading([1], None, time.monotonic() + 0.02):
+        pass
+    assert client.stats()["registered_buffers"] == 0
+    gpu.hang(False)
+    with memory.reading([1], None, time.monotonic() + engine.WITHIN_S):
+        assert client.stats()["registered_buffers"] == 1
+    with memory.reading([1], None, time.monotonic() + engine.WITHIN_S):
+        assert client.stats()["registered_buffers"] == 1, "the same one again"
+    prepare.close()
+    assert client.stats()["registered_buffers"] == 0
     client.close()
 
 

@@ -47,11 +47,20 @@ def test_wheel_has_the_native_module_types_and_licence(names: set[str]) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+def test_wheel_has_the_proto_files(names: set[str]) -> None:
+    files = {path.name for path in (ROOT / "protos" / "v1").glob("*.proto")}
+    assert {f"mooncache/protos/mooncache/proto/v1/{name}" for name in files} <= names
+
+
 def test_wheel_has_nothing_else(names: set[str]) -> None:
     strangers = sorted(name for name in names if not name.startswith("mooncache"))
     assert not strangers
-    sources = sorted(name for name in names if name.endswith((".cpp", ".h", ".pyc")))
-    assert not sources
+    public = {
+        f"mooncache/include/mooncache/{path.name}" for path in (ROOT / "native" / "include").rglob("*.h")
+    }
+    sources = {name for name in names if name.endswith((".cpp", ".h", ".pyc"))}
+    assert sources == public
+    assert {"mooncache/cmake/mooncacheConfig.cmake", "mooncache/cmake/mooncacheConfigVersion.cmake"} <= names
 
 
 @pytest.mark.timeout(600)

@@ -59,17 +59,21 @@ async def test_structured_output(vllm_cluster: EmbeddedCluster) -> None:
 
 
 async def test_a_tool_is_called(vllm_cluster: EmbeddedCluster) -> None:
+    """Random weights may write digits to the end, and what they write depends on the processor: the first of several
+    seeds whose call ends is taken."""
     tool = {"type": "function", "function": {"name": "look_up", "description": "looks", "parameters": SCHEMA}}
     forced = {"type": "function", "function": {"name": "look_up"}}
     async with client_of(vllm_cluster, "fields") as client:
-        answer = await client.chat.completions.create(**chat(tools=[tool], tool_choice=forced, max_tokens=60))
+        for seed in range(24):
+            asked = chat(tools=[tool], tool_choice=forced, max_tokens=120, temperature=1.0, seed=seed)
+            answer = await client.chat.completions.create(**asked)
+            if answer.choices[0].message.tool_calls:
+                break
         deltas = []
-        async for chunk in await client.chat.completions.create(
-            **chat(tools=[tool], tool_choice=forced, max_tokens=60, stream=True)
-        ):
+        async for chunk in await client.chat.completions.create(**asked, stream=True):
             deltas += [call for choice in chunk.choices for call in choice.delta.tool_calls or ()]
     calls = answer.choices[0].message.tool_calls
-    assert calls is not None and calls[0].function.name == "look_up"
+    assert calls and calls[0].function.name == "look_up"
     assert deltas and deltas[0].function.name == "look_up"
     assert "".join(delta.function.arguments or "" for delta in deltas) == calls[0].function.arguments
 

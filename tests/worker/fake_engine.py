@@ -7,6 +7,7 @@ change them while it runs: {"health": 200 | 503 | "hang", "exit": code, "metrics
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -25,8 +26,17 @@ SETTINGS: dict[str, Any] = json.loads(sys.argv[1])
 
 
 def orders() -> dict[str, Any]:
-    path = Path(SETTINGS["orders"])
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    try:
+        stat = os.stat(SETTINGS["orders"])
+    except FileNotFoundError:
+        return {}
+    return read_orders((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+
+
+@functools.lru_cache(maxsize=1)
+def read_orders(_version: tuple[int, int, int]) -> dict[str, Any]:
+    """Orders of megabytes are read once; reading them for each question would make health late."""
+    return dict(json.loads(Path(SETTINGS["orders"]).read_text()))
 
 
 class Handler(BaseHTTPRequestHandler):

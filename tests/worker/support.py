@@ -49,6 +49,7 @@ class Conductor:
     held: dict[str, set[bytes]] = field(default_factory=dict)
     sequence: dict[str, int] = field(default_factory=dict)
     roles: dict[str, int] = field(default_factory=dict)
+    lease_ms: int = 10_000
     drain: bool = False
     want_full: bool = False
     silent: bool = False
@@ -62,7 +63,7 @@ class Conductor:
         self.instances[instance.instance_id] = instance
         self.registrations.append(instance)
         role = self.roles.get(instance.instance_id, instance.role)
-        return pb.RegisterInstanceResponse(report_interval_ms=50, lease_ms=10_000, role=role)  # type: ignore[arg-type]
+        return pb.RegisterInstanceResponse(report_interval_ms=50, lease_ms=self.lease_ms, role=role)  # type: ignore[arg-type]
 
     async def report(self, _state: Any, request: pb.ReportInstanceRequest, _: CallContext) -> Any:
         self._check()
@@ -111,7 +112,7 @@ async def conductor(config: Config, port: int = 0) -> AsyncIterator[Conductor]:
     handlers |= {"RegisterInstance": found.register, "ReportInstance": found.report}
     table = RpcTable(rpc.CONDUCTOR_SERVICE, None, handlers, admin_only=tuple(handlers))
     token, _ = load_or_create_cluster_token(config.cluster.token_path)
-    server = GrpcServer(OpRunner(table, SystemClock()), token, SystemClock(), call_count_max=64)
+    server = GrpcServer(OpRunner(table, SystemClock()), token, SystemClock(), call_count_max=64, health=dict)
     await server.start("127.0.0.1", port, None)
     found.port = server.port
     try:

@@ -27,6 +27,7 @@ from mooncache.worker.background import run_engine, take_leg_reports
 from mooncache.worker.service import WorkerService, attach_url
 from mooncache.worker.state import WorkerCounter
 from tests.conditions import until
+from tests.rpcs import health_of
 from tests.worker.support import PASSPORT, QUICK_RESTARTS, Conductor, alive, conductor, order, settings
 from tests.worker.test_kv_events import BLOCK, pack, stored
 
@@ -210,6 +211,27 @@ async def test_role_switch_and_drain_follow_the_conductor(tmp_path: Path) -> Non
         await until(lambda: ready(found), "ready again")
 
 
+async def test_health_follows_the_engine_and_the_conductor(tmp_path: Path) -> None:
+    async with both(tmp_path) as (service, found):
+        found.lease_ms = 500
+        found.instances.clear()  # it registers again
+        await until(lambda: service.state.lease_s == 0.5, "the shorter lease")
+        target, name = service.grpc_target, WORKER_SERVICE.full_name
+
+        async def says(status: str) -> bool:
+            return await health_of(target, name) == status
+
+        await until(lambda: says("SERVING"), "ready and registered")
+        found.silent = True
+        await until(lambda: says("NOT_SERVING"), "the conductor has forgotten it")
+        assert await health_of(target) == "SERVING", "its engine takes requests"
+        found.silent = False
+        await until(lambda: says("SERVING"), "registered again")
+        found.drain = True
+        await until(lambda: says("NOT_SERVING"), "draining")
+        assert await health_of(target, "liveness") == "SERVING"
+
+
 async def test_the_end_waits_for_requests_under_way(tmp_path: Path) -> None:
     order(settings(tmp_path), metrics="fake_running 1\n")
     async with conductor(settings(tmp_path)) as found:
@@ -300,6 +322,8 @@ async def test_a_flood_of_events_does_not_stop_health_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_engine, "_PENDING_EVENTS_MAX", 100)
+    # A busy machine may answer late; a worker that takes in events alone would not ask within this time either.
+    monkeypatch.setattr(run_engine, "_HEALTH_TIMEOUT_S", 30.0)
     config = settings(tmp_path)
     batch = pack(*[stored([n], list(range(n, n + BLOCK))) for n in range(500)]).hex()
     async with both(tmp_path) as (service, found):

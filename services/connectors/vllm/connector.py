@@ -109,11 +109,9 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """Hooks per layer do not run while a full graph is replayed; a GPU, which has graphs, saves whole blocks."""
-        from vllm.platforms import current_platform
-
+        """Hooks per layer do not run while a full graph is replayed."""
         try:
-            return read_settings(extra_config).connector.layerwise and current_platform.is_cpu()
+            return read_settings(extra_config).connector.layerwise
         except MooncacheError:
             return False  # the connector itself says so at its start
 

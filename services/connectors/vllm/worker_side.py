@@ -31,7 +31,6 @@ from mooncache.kvcache.core.weighing import ShardLoad
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
-from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import Mover
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory, layout_of
@@ -141,13 +140,9 @@ class WorkerSide:
             save_queue_bytes_max=connector.save_queue_bytes_max,
             changed=self._changed,
         )
-        reason = why_whole_blocks(
-            wanted=connector.layerwise,
-            in_host_memory=isinstance(memory, HostMemory),
-            full_graphs=replays_full_graphs(self._config),
-        )
+        reason = why_whole_blocks(wanted=connector.layerwise, full_graphs=replays_full_graphs(self._config))
         _log.info(Event.CONNECTOR_SAVES, layerwise=not reason, reason=reason)
-        if not reason and isinstance(memory, HostMemory):
+        if not reason:
             self._layers = LayerSaver(
                 self._link,
                 memory,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mooncache.client.results import BlockTier
+from mooncache.client.results import BELOW_MEMORY, BlockTier
 from mooncache.kvcache.core.break_even import (
     BreakEven,
     LoadPlan,
@@ -123,5 +123,5 @@ def _loaded_from(places: Sequence[tuple[str, ...]]) -> Iterator[LoadedFrom]:
     for parts, blocks in Counter(places).items():
         found = [node_and_tier(part) for part in parts if part]
         if found:
-            node, tier = next((at for at in found if at[1] == BlockTier.SSD), found[0])
+            node, tier = next((at for at in found if at[1] in BELOW_MEMORY), found[0])
             yield LoadedFrom(node, tier, blocks)

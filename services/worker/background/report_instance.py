@@ -41,6 +41,7 @@ async def run(state: WorkerState) -> None:
                 known_version = state.version
                 interval_s = await register(state)
             interval_s = await report(state) or interval_s
+            state.heard_s = state.clock.now_s()
         except InstanceUnknown:
             state.registered = False
             await state.clock.sleep(backoff.next_s())
@@ -98,6 +99,7 @@ async def register(state: WorkerState) -> float:
     if not state.registered and state.cache is not None:
         state.cache.want_full()
     state.registered = True
+    state.heard_s, state.lease_s = state.clock.now_s(), response.lease_ms / 1000.0
     state.count(WorkerCounter.REGISTRATIONS)
     log.info(
         Event.WORKER_REGISTERED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def why_whole_blocks(*, wanted: bool, in_host_memory: bool, full_graphs: bool) -> str:
+def why_whole_blocks(*, wanted: bool, full_graphs: bool) -> str:
     """Why blocks are saved whole, after their step; "" when each layer is saved as it is computed.
 
     Saving layer by layer hides the save behind the layers still to come, at the cost of a processor that copies while
@@ -11,8 +11,6 @@ def why_whole_blocks(*, wanted: bool, in_host_memory: bool, full_graphs: bool) -
     """
     if not wanted:
         return "connector.layerwise is false"
-    if not in_host_memory:
-        return "the KV lies in the memory of a GPU"
     if full_graphs:
         return "vLLM replays full graphs, in which no hook of a layer runs"
     return ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mooncache.client.options import ClientOptions
 
 
-class MapFan:
+class SharedMap:
     """Hands each new map to every core that is in use. Thread-safe."""
 
     def __init__(self, first: ClientCore) -> None:
