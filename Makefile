@@ -8,8 +8,8 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name CMakeLists.txt)
-EXTENSION_SOURCES := $(filter native/src/% native/include/% native/python/% native/CMakeLists.txt,$(NATIVE_SOURCES))
+NATIVE_SOURCES := $(shell find native -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cmake' -o -name CMakeLists.txt)
+EXTENSION_SOURCES := $(filter native/src/% native/include/% native/python/% native/cmake/% native/CMakeLists.txt,$(NATIVE_SOURCES))
 FORMATTED := $(filter %.cpp %.h,$(NATIVE_SOURCES))
 FUZZ_SECONDS ?= 20
 JOBS ?= $(shell nproc)
@@ -20,7 +20,7 @@ heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
-.PHONY: bench bench-rdma soak sim proto docs stub tidy develop lock sbom clean distclean system-up system-test
+.PHONY: bench bench-rdma soak sim figures proto docs stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -169,13 +169,18 @@ bench-rdma: $(VENV)/.dev ## RDMA beside perftest in the test machine, into build
 
 # Long by nature: before a release, not in `test`.
 SOAK_ARGS ?= --seconds 1800
+CHAOS_ARGS ?=
 FAULT_SEEDS ?= 50
-soak: $(VENV)/.up build/asan/.built ## half an hour of load on real processes, each killed in turn; then storage faults (FAULT_SEEDS=50)
+soak: $(VENV)/.up build/asan/.built ## load on real processes, half an hour of faults in them, then storage faults (CHAOS_ARGS, FAULT_SEEDS=50)
 	$(BIN)/mooncache bench serving soak $(SOAK_ARGS)
+	$(BIN)/mooncache chaos run --own --profile all --duration 30min --report build/chaos.html $(CHAOS_ARGS)
 	@scripts/fault_soak.sh build/asan/test_store 1 $(FAULT_SEEDS)
 
-sim: $(VENV)/.dev ## every published figure simulated again (SIM_ARGS="--trace FILE --quick"; whole: 20 minutes)
-	$(BIN)/mooncache reproduce $(SIM_ARGS)
+sim: $(VENV)/.dev ## 10,000 seeds of simulated clusters with faults in them (SIM_ARGS="--seeds 120"; whole: two hours)
+	$(BIN)/python -m tests.simulation --seeds 0:10000 --jobs $(JOBS) --coverage $(SIM_ARGS)
+
+figures: $(VENV)/.dev ## every published figure simulated again (FIGURES_ARGS="--trace FILE --quick"; whole: 20 minutes)
+	$(BIN)/mooncache reproduce $(FIGURES_ARGS)
 
 proto: $(VENV)/.dev ## regenerate services/proto from protos/
 	$(BIN)/python scripts/gen_protos.py

@@ -1,17 +1,23 @@
 """Writes the reference pages that can be read off the code, so that they cannot drift from it.
 
-usage: gen_docs.py [--check]    docs/reference-errors.md, docs/reference-configuration.md, docs/reference-events.md
+usage: gen_docs.py [--check]    docs/reference-{errors,configuration,events,grpc}.md
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
+from gen_protos import OWN_PACKAGE, compile_protos
+from google.protobuf import descriptor_pb2
+
 from mooncache import config, errors
+from mooncache.conductor.ops.table import ADMIN_ONLY as CONDUCTOR_ADMIN
 from mooncache.config import schema
+from mooncache.master.ops.table import ADMIN_ONLY as MASTER_ADMIN
 from mooncache.runtime import logs
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -109,10 +115,53 @@ def events_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def comment_at(file: descriptor_pb2.FileDescriptorProto, *path: int) -> str:
+    """The comment above the thing at `path` of a file, on one line."""
+    found = (place for place in file.source_code_info.location if tuple(place.path) == path)
+    return " ".join(next(found).leading_comments.split())
+
+
+def item(text: str) -> list[str]:
+    """An entry of a list, over as many lines as it needs."""
+    return textwrap.wrap(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def tenants_may(service: str, method: str) -> bool:
+    """Whether a tenant's token is enough; store nodes and workers take the cluster token only."""
+    admin = {"MasterService": MASTER_ADMIN, "ConductorService": CONDUCTOR_ADMIN}.get(service)
+    return admin is not None and method not in admin
+
+
+def grpc_page() -> str:
+    lines = ["# gRPC services", MADE, ""]
+    lines += [
+        "Every call of the control ports. How to call them from any language: [grpc.md](grpc.md). The fields of each",
+        "message are described in the `.proto` file that stands above each list. A call needs the cluster's control",
+        "key; one that a tenant may make, too, is marked with *tenants*.",
+        "",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        files = compile_protos(Path(folder)).file
+    for file in files:
+        for number, service in enumerate(file.service if file.package == OWN_PACKAGE else ()):
+            source = file.name.removeprefix("mooncache/proto/")
+            lines += [f"## {file.package}.{service.name}", ""]
+            text = f"{comment_at(file, 6, number)} Messages: [{source}](../protos/{source})."
+            lines += [*textwrap.wrap(text, 120, break_on_hyphens=False), ""]
+            for place, method in enumerate(service.method):
+                names = [name.rsplit(".", 1)[-1] for name in (method.input_type, method.output_type)]
+                mark = " *tenants*" if tenants_may(service.name, method.name) else ""
+                text = comment_at(file, 6, number, 2, place)
+                lines += item(f"**{method.name}**(`{names[0]}`) returns `{names[1]}`{mark}: {text}")
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
 PAGES = {
     "reference-errors.md": errors_page,
     "reference-configuration.md": configuration_page,
     "reference-events.md": events_page,
+    "reference-grpc.md": grpc_page,
 }
 
 

@@ -4,9 +4,9 @@ The generated modules are committed, so that installing needs no compiler; `--ch
 elsewhere and fails when the committed files differ. No service stubs are generated: both channels dispatch by
 method name.
 
-numbers.lock has one line for every field and enum value that ever existed. A number may leave the proto (then
-it has to be `reserved`), but it may never come back with another meaning; tests/proto reads the lock and says
-so.
+numbers.lock has one line for every field, enum value and call (number 0) that ever existed. A number may leave the
+proto (then it has to be `reserved`), but it may never come back with another meaning; tests/proto reads the
+lock and says so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PREFIX = "mooncache/proto"
 OWN_PACKAGE = "mooncache.v1"  # the lock guards our own numbers; etcd's are etcd's
 INIT_TEXT = {
     "__init__.py": '"""Generated protobuf modules; see scripts/gen_protos.py."""\n',
+    "envoy/__init__.py": '"""Messages of Envoy that the endpoint picker uses, generated from protos/envoy."""\n',
     "etcd/__init__.py": '"""Messages of etcd that the coordination uses, generated from protos/etcd."""\n',
+    "keda/__init__.py": '"""Messages of KEDA that the conductor uses, generated from protos/keda."""\n',
     "v1/__init__.py": '"""Messages of mooncache.v1, generated from protos/v1."""\n',
 }
 
@@ -52,7 +54,7 @@ def compile_protos(target: Path) -> descriptor_pb2.FileDescriptorSet:
 
 
 def number_lines(descriptors: descriptor_pb2.FileDescriptorSet) -> list[str]:
-    """One line 'Owner number name type' for every field and enum value, in the files' order."""
+    """One line 'Owner number name type' for every field, enum value and call, in the files' order."""
     lines: list[str] = []
 
     def add_message(message: descriptor_pb2.DescriptorProto, prefix: str) -> None:
@@ -77,6 +79,12 @@ def number_lines(descriptors: descriptor_pb2.FileDescriptorSet) -> list[str]:
             add_message(message, "")
         for enum in file.enum_type:
             add_enum(enum, "")
+        for service in file.service:
+            for method in service.method:
+                request, response = (
+                    name.rsplit(".", 1)[-1] for name in (method.input_type, method.output_type)
+                )
+                lines.append(f"{service.name}.{method.name} 0 {request} {response}")
     return lines
 
 

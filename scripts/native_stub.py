@@ -31,6 +31,11 @@ CONTENTS = {
     "node: int | None = None) -> list:": "node: int | None = None) -> list[ReceivedBlock | bytes | int]:",
     'goes back with the object.\n    """\n': 'goes back with the object.\n    """\n\n'
     "    def __buffer__(self, flags: int, /) -> memoryview: ...\n",
+    "grants: list,": "grants: list[tuple[str, int, int, bool, bool]],",
+    "grants: list)": "grants: list[tuple[str, int, int, bool, bool]])",
+    "copies: list,": "copies: list[tuple[Any, int, int]],",
+    'mapped as long as anyone has it.\n    """\n': 'mapped as long as anyone has it.\n    """\n\n'
+    "    def __buffer__(self, flags: int, /) -> memoryview: ...\n",
     "-> list:": "-> list[dict[str, Any]]:",
     "-> dict:": "-> dict[str, Any]:",
 }
