@@ -26,7 +26,7 @@ from mooncache.runtime.rpc import WORKER_SERVICE
 from mooncache.worker.background import run_engine, take_leg_reports
 from mooncache.worker.service import WorkerService, attach_url
 from mooncache.worker.state import WorkerCounter
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.rpcs import health_of
 from tests.worker.support import PASSPORT, QUICK_RESTARTS, Conductor, alive, conductor, order, settings
 from tests.worker.test_kv_events import BLOCK, pack, stored
@@ -329,8 +329,16 @@ async def test_a_flood_of_events_does_not_stop_health_and_reports(
     async with both(tmp_path) as (service, found):
         await until(lambda: ready(found), "ready")
         before = len(found.reports)
+        stream, taken_in = service.state.stream, set()
+
+        async def run_beside() -> None:
+            while stream.seen < 40:
+                taken_in.add(stream.seen)
+                await asyncio.sleep(0)
+
         order(config, batches=[batch] * 40)
-        await until(lambda: service.state.stream.seen == 40, "all taken in")
+        await asyncio.wait_for(run_beside(), WAIT_S)
+        assert len(taken_in) > 20, "other tasks of the worker have their turn between two batches"
         await until(lambda: len(found.held["fake-1"]) == 500, "all told")
         assert {report.state for report in found.reports[before:]} == {READY}
 
