@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +10,7 @@ from cyclopts import Parameter
 
 from mooncache.errors import ConfigInvalid, InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console
+from mooncache.whole_file import write_whole
 
 
 def new_key(
@@ -43,15 +43,9 @@ def new_key(
     if len(keys) >= KEYS_MAX:
         raise InvalidArgument(f"{path} has {KEYS_MAX} keys already: delete the oldest ones, which come last.")
     keys.insert(0, secrets.token_bytes(KEY_BYTES))
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(handle, "w", encoding="ascii") as opened:
-            opened.writelines(f"{key.hex()}\n" for key in keys)
-            opened.flush()
-            os.fsync(opened.fileno())
-        os.replace(partial, path)
+        write_whole(path, "".join(f"{key.hex()}\n" for key in keys), to_disk=True)
     except OSError as error:
         raise ConfigInvalid(f"{path} cannot be written: {error.strerror}.") from None
     console.print(

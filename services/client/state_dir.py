@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mooncache.errors import ConfigInvalid
+from mooncache.whole_file import AS_UMASK_SAYS, write_whole
 
 CLUSTER_FILE = "cluster.json"
 _FILE_BYTES_MAX = 1 << 20
@@ -101,9 +100,8 @@ def _part(name: str, pid: Any, content: dict[str, Any]) -> PartView:
 def write_cluster_file(folder: Path, content: dict[str, Any]) -> None:
     """Write the file whole or not at all."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = folder / f".{CLUSTER_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
-    partial.write_text(json.dumps({"version": _VERSION, **content}, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / CLUSTER_FILE)
+    text = json.dumps({"version": _VERSION, **content}, indent=2) + "\n"
+    write_whole(folder / CLUSTER_FILE, text, mode=AS_UMASK_SAYS)
 
 
 def remove_cluster_file(folder: Path, pid: int) -> None:

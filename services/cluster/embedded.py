@@ -44,6 +44,7 @@ from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.runtime.ports import UNIX_PATH_MAX, make_socket_folder
 from mooncache.runtime.supervision import RunState
 from mooncache.store_node.keeping import end_holder
+from mooncache.whole_file import write_whole
 
 __all__ = ["ClusterSettings", "EmbeddedCluster", "StartProgress"]
 
@@ -283,10 +284,7 @@ class EmbeddedCluster:
 
     def _write_demo_key(self) -> None:
         text = tenant_token(load_cluster_token(self.token_path), DEMO_TENANT).text
-        partial = self.state_dir / f".demo.key.{self.run_id}"
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text + "\n")
-        partial.replace(self.demo_key_path)
+        write_whole(self.demo_key_path, text + "\n")
 
     def _socket_folder(self) -> Path:
         """Folder for the data sockets. A socket's path may have about 100 bytes: a deep state folder gets another."""

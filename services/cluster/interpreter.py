@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import stat
 import sys
 from pathlib import Path
 from typing import Final
 
 from mooncache.errors import ConfigInvalid
+from mooncache.whole_file import write_whole
 
 INTERPRETER_FILE: Final = "interpreter"
 _BYTES_MAX: Final = 4096
@@ -45,13 +45,8 @@ def choose_interpreter(state_dir: Path, interpreter: str) -> None:
     """
     if not _runs(interpreter):
         raise ConfigInvalid(f"{interpreter} is no absolute path of a program.")
-    partial = state_dir / f".{INTERPRETER_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
-        with os.fdopen(
-            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w"
-        ) as file:
-            file.write(interpreter + "\n")
-        partial.replace(state_dir / INTERPRETER_FILE)
+        write_whole(state_dir / INTERPRETER_FILE, interpreter + "\n")
     except OSError as error:
         raise ConfigInvalid(f"The state folder {state_dir} cannot be written: {error.strerror}.") from None
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +10,7 @@ from mooncache._version import __version__
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.kvcache import identity
 from mooncache.kvcache.passport import Passport
+from mooncache.whole_file import write_whole
 
 # Raise the number when the same model would write other bytes into a block.
 ENGINE = "mooncache-hf/1"
@@ -42,8 +41,4 @@ def write(path: Path, passport: Passport, runner: ModelRunner, *, tokens_max: in
         "pool": pool,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(content, file)
-    partial.replace(path)
+    write_whole(path, json.dumps(content))

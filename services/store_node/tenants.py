@@ -6,8 +6,6 @@ through the master. A file that cannot be read changes nothing, and the log says
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -17,6 +15,7 @@ from mooncache.errors import InvalidArgument, MooncacheError
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.tenant_limits import FILE_BYTES_MAX, TenantLimits, TenantTable
 from mooncache.store_node.tenant_keys import TenantKeys
+from mooncache.whole_file import AS_UMASK_SAYS, write_whole
 
 TEND_SLOTS: Final = 1 << 20
 """Slots that one look for blocks beyond their TTL takes in."""
@@ -68,10 +67,8 @@ class NodeTenants:
         if table.version <= self.table.version:
             return False
         self._enforce(table)
-        partial = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         try:
-            partial.write_text(table.to_text(), encoding="utf-8")
-            os.replace(partial, self._path)
+            write_whole(self._path, table.to_text(), mode=AS_UMASK_SAYS)
             self._seen = self._look()
         except OSError as error:
             log.warning(Event.NODE_TENANTS_NOT_KEPT, reason=str(error.strerror))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -16,6 +14,7 @@ from mooncache.config import CLUSTER_SETTINGS, Config, explain, is_set, load
 from mooncache.errors import ConfigInvalid
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.certificates import make_certificates
+from mooncache.whole_file import write_whole
 
 AUTHORITY_FOLDER: Final = "authority"
 _EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
@@ -48,11 +47,8 @@ def turn_tls_on(state_dir: Path, host: str) -> None:
 
 def write_cluster_settings(state_dir: Path, text: str) -> None:
     """Write cluster.toml whole or not at all, mode 0600. Raises ConfigInvalid."""
-    partial = state_dir / f".{CLUSTER_SETTINGS}.{secrets.token_hex(4)}"
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-        partial.replace(state_dir / CLUSTER_SETTINGS)
+        write_whole(state_dir / CLUSTER_SETTINGS, text)
     except OSError as error:
         raise ConfigInvalid(f"{state_dir} cannot be written: {error.strerror}.") from None
 

@@ -7,7 +7,6 @@ beside the file, which the process reads before it lets a machine join.
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ import msgspec
 from mooncache.cluster.joining.core.code import is_invitation_name
 from mooncache.cluster.joining.core.invitation import KEPT_S, Invitation, InvitationState, aged
 from mooncache.errors import ConfigInvalid, NotFound
+from mooncache.whole_file import write_whole
 
 _FOLDER: Final = "invitations"
 _FILE_BYTES_MAX: Final = 1 << 16
@@ -31,11 +31,9 @@ class InvitationRecords:
     def write(self, invitation: Invitation) -> None:
         """Write a record whole or not at all. Raises ConfigInvalid."""
         path = self._path(invitation.name)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            partial.write_bytes(msgspec.json.encode(invitation))
-            partial.replace(path)
+            write_whole(path, msgspec.json.encode(invitation))
         except OSError as error:
             raise ConfigInvalid(f"{self._folder} cannot be written: {error.strerror}.") from None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from mooncache.connectors.vllm.core.config_digest import (
 from mooncache.kvcache import identity
 from mooncache.kvcache.memory import LayerLayout
 from mooncache.kvcache.passport import Passport
+from mooncache.whole_file import AS_UMASK_SAYS, write_whole
 
 
 def engine_version() -> str:
@@ -168,6 +168,4 @@ def write_passport(path: Path, passport: Passport, **facts: object) -> None:
         OSError: the folder cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    partial.write_text(json.dumps({"passport": asdict(passport), **facts}), encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, json.dumps({"passport": asdict(passport), **facts}), mode=AS_UMASK_SAYS)

@@ -23,9 +23,9 @@ import msgspec
 from mooncache.errors import ConfigInvalid, NotFound
 from mooncache.gateway.core.batch import BatchUsage, OfflineBatch, Purpose, StoredFile
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.whole_file import PARTIAL, write_whole
 
 _MODE: Final = 0o600
-_PARTIAL: Final = ".partial"
 _LOCK_S: Final = 3.0
 _LOCK_LOOK_S: Final = 0.05
 
@@ -76,7 +76,7 @@ class BatchStore:
 
     def _load(self) -> None:
         for folder in (self._files, self._batches):
-            for left in folder.glob(f"*{_PARTIAL}"):
+            for left in folder.glob(f"*{PARTIAL}"):
                 left.unlink(missing_ok=True)
         self.files = {each.id: each for each in _all(self._files, StoredFile)}
         self.batches = {each.id: each for each in _all(self._batches, OfflineBatch)}
@@ -101,7 +101,7 @@ class BatchStore:
 
     def begin(self) -> IO[bytes]:
         """A file in the folder that has no name yet."""
-        return tempfile.NamedTemporaryFile(dir=self._files, suffix=_PARTIAL, delete=False)
+        return tempfile.NamedTemporaryFile(dir=self._files, suffix=PARTIAL, delete=False)
 
     def keep(self, written: IO[bytes], found: StoredFile) -> None:
         """Make what was written a file that lasts. Blocks; raises OSError."""
@@ -110,7 +110,7 @@ class BatchStore:
         found.size_bytes = written.tell()
         written.close()
         os.replace(written.name, self._data(found.id))
-        _replace(self._files / f"{found.id}.json", found)
+        write_whole(self._files / f"{found.id}.json", msgspec.json.encode(found), to_disk=True)
         self.files[found.id] = found
 
     def drop(self, written: IO[bytes]) -> None:
@@ -151,7 +151,7 @@ class BatchStore:
 
     def save(self, batch: OfflineBatch) -> None:
         """Keep a batch as it is now. Raises OSError."""
-        _replace(self._batches / f"{batch.id}.json", batch)
+        write_whole(self._batches / f"{batch.id}.json", msgspec.json.encode(batch), to_disk=True)
         self.batches[batch.id] = batch
 
     def delete_batch(self, batch_id: str) -> None:
@@ -242,16 +242,6 @@ def _locked(handle: int) -> bool:
             if time.monotonic() > until_s:
                 return False
             time.sleep(_LOCK_LOOK_S)
-
-
-def _replace(path: Path, value: msgspec.Struct) -> None:
-    partial = path.with_name(path.name + _PARTIAL)
-    handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _MODE)
-    with open(handle, "wb") as opened:
-        opened.write(msgspec.json.encode(value))
-        opened.flush()
-        os.fsync(opened.fileno())
-    os.replace(partial, path)
 
 
 def _all(folder: Path, kind: type[T]) -> Iterator[T]:
