@@ -130,6 +130,31 @@ async def test_plan_for_a_client_that_left_is_given_back(
         assert bench.engines["e"].requests == []
 
 
+async def test_plan_that_comes_too_late_is_given_back(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request went without it; the conductor would count it as work under way for minutes."""
+    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(conductor, "_LATE_PLAN_S", 60.0)
+    decided = asyncio.Event()
+    async with running(tmp_path, [FakeEngine("e")]) as bench:
+
+        async def slowly(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+            await decided.wait()
+            return bench.plan("e", decision_id="d-7")
+
+        bench.conductor.think = slowly
+        status, _, headers = await ask(bench, http, CHAT)
+        assert (status, headers["x-mooncache-decision"]) == (200, "unscheduled")
+        assert bench.conductor.updates == []
+        decided.set()
+        await bench.conductor.wait_for_phase("ABORTED")
+        assert (bench.conductor.updates[-1].decision_id, bench.conductor.updates[-1].code) == (
+            "d-7",
+            "REPLACED",
+        )
+
+
 async def test_without_the_conductor_requests_go_round_robin(
     tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:

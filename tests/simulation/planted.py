@@ -201,7 +201,7 @@ def lost_end(stack: contextlib.ExitStack) -> None:
 @planted(REAL)
 def plan_not_given_back(stack: contextlib.ExitStack) -> None:
     """A client leaves while the conductor is asked, and the plan is kept as work under way."""
-    _replace(stack, Conductor, "_give_back", lambda self, request_id, call: None)
+    _replace(stack, Conductor, "_give_back", lambda self, request_id, code, call: None)
 
 
 @planted(REAL)

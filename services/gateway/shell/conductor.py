@@ -54,6 +54,7 @@ _BATCH_MAX: Final = 64
 _QUEUE_MAX: Final = 4096
 # Without an answer in this time requests go round robin over the instances that are known.
 _SCHEDULE_TIMEOUT_S: Final = 1.0
+_LATE_PLAN_S: Final = 10.0  # a plan that comes later than its request could wait is still given back
 _REPORT_TIMEOUT_S: Final = 5.0
 _AVOID_S: Final = 1.0
 _AVOID_SEVERAL_S: Final = 0.25
@@ -109,8 +110,8 @@ class Conductor:
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
         """Ask where a request goes; None when the conductor does not answer, or not to the question.
 
-        When the caller is cancelled meanwhile, the plan, which will not be carried out, is given back: the conductor
-        would count it as work under way until its own limit.
+        A plan that comes too late, or whose caller is cancelled meanwhile, will not be carried out and is given back:
+        the conductor would count it as work under way until its own limit.
 
         Raises:
             InvalidArgument, TooLarge: what is asked makes no sense to the conductor.
@@ -120,19 +121,19 @@ class Conductor:
             return None
         request.gateway_id = self.gateway_id
         call = asyncio.ensure_future(
-            self._link.call("Schedule", request, pb.ScheduleResponse, _SCHEDULE_TIMEOUT_S)
+            self._link.call("Schedule", request, pb.ScheduleResponse, max(_LATE_PLAN_S, _SCHEDULE_TIMEOUT_S))
         )
         try:
-            response: pb.ScheduleResponse = await asyncio.shield(call)
+            response: pb.ScheduleResponse = await asyncio.wait_for(asyncio.shield(call), _SCHEDULE_TIMEOUT_S)
         except asyncio.CancelledError:
-            call.add_done_callback(partial(self._give_back, request.request_id))
+            call.add_done_callback(partial(self._give_back, request.request_id, EndCode.CLIENT_GONE))
             raise
+        except TimeoutError:
+            call.add_done_callback(partial(self._give_back, request.request_id, EndCode.REPLACED))
+            self._avoid(DeadlineExceeded(f"The conductor made no plan within {_SCHEDULE_TIMEOUT_S:g} s."))
+            return None
         except _ABSENT as error:
-            avoid_s = (
-                _AVOID_SEVERAL_S if self._link.several else _AVOID_S
-            )  # another one may lead at any moment
-            self._avoid_until_s = self._clock.now_s() + avoid_s
-            self._note(error)
+            self._avoid(error)
             return None
         except (InvalidArgument, TooLarge):
             raise
@@ -144,6 +145,12 @@ class Conductor:
         self._note(None)
         return response
 
+    def _avoid(self, error: MooncacheError) -> None:
+        """Ask nothing for a moment: the next requests need not wait for the same."""
+        # With standbys another one may lead at any moment.
+        self._avoid_until_s = self._clock.now_s() + (_AVOID_SEVERAL_S if self._link.several else _AVOID_S)
+        self._note(error)
+
     def _refused(self, error: MooncacheError) -> None:
         """Count an error, and log it when it differs from the last."""
         self._stats.conductor_errors.labels(error.name).inc()
@@ -151,7 +158,7 @@ class Conductor:
             self._refusal = error.name
             log.error(Event.CONDUCTOR_REFUSED, code=error.name, reason=error.message)
 
-    def _give_back(self, request_id: str, call: asyncio.Future[pb.ScheduleResponse]) -> None:
+    def _give_back(self, request_id: str, code: EndCode, call: asyncio.Future[pb.ScheduleResponse]) -> None:
         if call.cancelled() or call.exception() is not None:
             return
         response = call.result()
@@ -159,9 +166,7 @@ class Conductor:
             phase = pb.REQUEST_PHASE_ABORTED
             self.report(
                 request_id,
-                pb.ReportProgressRequest(
-                    decision_id=response.decision_id, phase=phase, code=EndCode.CLIENT_GONE
-                ),
+                pb.ReportProgressRequest(decision_id=response.decision_id, phase=phase, code=code),
             )
 
     async def find_blocks(self, keys: bytes, store_node: str, pool_tenant: str) -> int | None:
