@@ -21,10 +21,11 @@ class Advisor {
   // Its time goes `speed` times as fast as the store's.
   explicit Advisor(uint32_t speed) : speed_(speed) {}
 
-  void seen(std::span<const uint64_t> ids, std::span<const uint8_t> here, uint64_t now_ms) {
+  void seen(std::span<const uint64_t> ids, std::span<const uint8_t> here, uint64_t now_ms,
+            uint64_t owner = 0) {
     asked_.store(true, std::memory_order_relaxed);
     const std::lock_guard lock(mutex_);
-    policy_.seen(ids, seconds_at(now_ms), here);
+    policy_.seen(ids, seconds_at(now_ms), here, owner);
   }
   bool stored(uint64_t id, uint64_t now_ms) {
     if (knows_nothing()) return false;
@@ -46,10 +47,11 @@ class Advisor {
     const auto found = policy_.victim(seconds_at(now_ms), incoming);
     return found ? std::optional(found->id) : std::nullopt;
   }
-  void next_victims(uint32_t limit, uint64_t now_ms, std::vector<Reuse::NextVictim>& out) {
+  void next_victims(uint32_t limit, uint64_t now_ms, std::vector<Reuse::NextVictim>& out,
+                    const Reuse::Which& which) {
     if (knows_nothing()) return;
     const std::lock_guard lock(mutex_);
-    policy_.next_victims(seconds_at(now_ms), limit, out);
+    policy_.next_victims(seconds_at(now_ms), limit, out, which);
   }
   uint64_t memory_bytes() const {
     const std::lock_guard lock(mutex_);

@@ -103,17 +103,25 @@ bool Store::Core::check_queues(const Shard& shard, Census& census, std::string* 
     if (cold[queue][shard.number].load() != newer) return fail(why, "published coldest tick");
   }
   uint64_t in_lists = 0;
-  for (const auto& [tenant, list] : shard.tenant_lists) {
-    uint32_t previous = kNone;
-    for (uint32_t at = list.head; at != kNone; at = shard.entries[at].links[store::kTenantNext]) {
-      const BlockEntry& entry = shard.entries[at];
-      if (entry.tenant != tenant || entry.linked == 0 || entry.links[store::kTenantPrevious] != previous) {
-        return fail(why, "tenant list links");
+  for (const auto& [tenant, own] : shard.tenant_queues) {
+    for (size_t queue = 0; queue < store::kQueues; ++queue) {
+      uint32_t previous = kNone, blocks = 0;
+      uint64_t bytes = 0;
+      for (uint32_t at = own.lists[queue].head; at != kNone;
+           at = shard.entries[at].links[store::kTenantNext]) {
+        const BlockEntry& entry = shard.entries[at];
+        if (entry.tenant != tenant || entry.linked == 0 || static_cast<size_t>(entry.queue) != queue ||
+            entry.links[store::kTenantPrevious] != previous)
+          return fail(why, "tenant list links");
+        previous = at;
+        ++blocks;
+        bytes += extent_bytes(entry.size);
+        if (++in_lists > in_queues) return fail(why, "tenant lists longer than the queues");
       }
-      previous = at;
-      if (++in_lists > in_queues) return fail(why, "tenant lists longer than the queues");
+      if (own.lists[queue].tail != previous) return fail(why, "tenant list tail");
+      if (own.blocks[queue] != blocks || own.bytes[queue] != bytes) return fail(why, "tenant list sums");
     }
-    if (list.tail != previous || previous == kNone) return fail(why, "tenant list tail");
+    if (own.blocks[0] + own.blocks[1] == 0) return fail(why, "a tenant without blocks has lists");
   }
   return in_lists == in_queues || fail(why, "a block is in a queue but not in its tenant's list");
 }

@@ -296,8 +296,10 @@ void Store::Core::link(Shard& shard, uint32_t index) {
   entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
   entry.linked = 1;
   store::push_front<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
-  store::push_front<store::kTenantPrevious, store::kTenantNext>(shard.tenant_lists[entry.tenant],
-                                                                shard.entries, index);
+  store::TenantQueues& own = shard.tenant_queues[entry.tenant];
+  store::push_front<store::kTenantPrevious, store::kTenantNext>(own.lists[queue], shard.entries, index);
+  own.bytes[queue] += extent_bytes(entry.size);
+  ++own.blocks[queue];
   queue_bytes[queue].fetch_add(extent_bytes(entry.size), std::memory_order_relaxed);
   publish_cold(shard, entry.queue);
 }
@@ -307,9 +309,10 @@ void Store::Core::unlink(Shard& shard, uint32_t index) {
   const auto queue = static_cast<size_t>(entry.queue);
   entry.linked = 0;
   store::unlink<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
-  const auto list = shard.tenant_lists.find(entry.tenant);
-  store::unlink<store::kTenantPrevious, store::kTenantNext>(list->second, shard.entries, index);
-  if (list->second.head == kNone) shard.tenant_lists.erase(list);
+  const auto own = shard.tenant_queues.find(entry.tenant);
+  store::unlink<store::kTenantPrevious, store::kTenantNext>(own->second.lists[queue], shard.entries, index);
+  own->second.bytes[queue] -= extent_bytes(entry.size);
+  if (--own->second.blocks[queue] == 0 && own->second.blocks[1 - queue] == 0) shard.tenant_queues.erase(own);
   queue_bytes[queue].fetch_sub(extent_bytes(entry.size), std::memory_order_relaxed);
   publish_cold(shard, entry.queue);
 }

@@ -26,6 +26,7 @@
 #include "store/shard.h"
 #include "store/tenants.h"
 #include "store/unlimited.h"
+#include "store/victims.h"
 
 namespace mooncache {
 
@@ -59,6 +60,7 @@ struct Store::Core {
     uint64_t evicted_bytes = 0;
     uint64_t incoming = 0;  // hash
     uint64_t now_ms = 0;
+    bool comes_up = false;  // from below the memory
   };
   static constexpr uint64_t kNever = ~uint64_t{0};
 
@@ -138,7 +140,7 @@ struct Store::Core {
   bool evict_advised(Pressure& pressure);
   bool evict_coldest(Pressure& pressure);
   std::pair<uint64_t, uint32_t> coldest(size_t queue) const;  // tick and shard; kNever: the queue is empty
-  bool evict_tail(Shard& shard, Queue queue, Pressure& pressure);
+  bool evict_tail(Shard& shard, Queue queue, Pressure& pressure);  // the shard is locked
   bool evict_of_tenant(TenantId tenant, Pressure& pressure);
   bool evict_by_share(Pressure& pressure);
   bool evict_in_shard(Shard& shard, Pressure& pressure);
@@ -147,6 +149,28 @@ struct Store::Core {
   void expire_all_retention(uint64_t now_ms);
   Code charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressure& pressure);
   bool tenant_has_victim(TenantId tenant) const;
+  // Who of one tenant goes, and who goes for a block that comes up: what lies below the memory (victims.cpp).
+  struct Victim {
+    uint32_t slot = 0;
+    uint64_t tick = 0;
+    store::Loss loss = store::Loss::kBlock;
+  };
+  store::Loss loss_of(const BlockEntry& entry) const;
+  void add_victim(const Shard& shard, uint32_t entry, const Pressure& pressure,
+                  std::vector<Victim>& out) const;
+  static bool any_can_go(const std::vector<Victim>& victims);
+  void coldest_of_queue(Queue queue, const Pressure& pressure, std::vector<Victim>& out) const;
+  void next_advised(std::optional<TenantId> tenant, const Pressure& pressure, std::vector<Victim>& out);
+  bool evict_first_to_go(std::vector<Victim>& coldest, Pressure& pressure, bool for_quota = false);
+  bool evict_for_read(Pressure& pressure);
+  // From the end of a list; `previous` is the link that leads on. The shard is locked.
+  bool evict_end(Shard& shard, uint32_t tail, uint32_t previous, Pressure& pressure);
+  // Of some shards: the coldest blocks of a tenant, and what it has there.
+  struct OfTenant {
+    std::vector<Victim> coldest[store::kQueues];
+    uint64_t bytes[store::kQueues] = {};
+  };
+  OfTenant coldest_of_tenant(TenantId tenant, const Pressure& pressure);
   // `more_to_evict`: set when it needs more victims than one call may take.
   Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
                               bool* more_to_evict, bool from_disk = false);
@@ -191,7 +215,9 @@ struct Store::Core {
   };
   void take_cold_tail(Shard& shard, Queue queue, uint64_t deep_bytes, ColdLimits& limits,
                       std::vector<store::disk::ColdBlock>& out);
-  void take_cold_advised(ColdLimits& limits, std::vector<store::disk::ColdBlock>& out);
+  // Of all tenants, or of one. False: the advisor names none.
+  bool take_cold_advised(std::optional<TenantId> tenant, ColdLimits& limits,
+                         std::vector<store::disk::ColdBlock>& out);
   bool take_cold_block(Shard& shard, uint32_t entry, double chance, ColdLimits& limits,
                        std::vector<store::disk::ColdBlock>& out);
   void end_demotion(uint32_t slot, store::disk::Demotion end);

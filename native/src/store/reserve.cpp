@@ -47,10 +47,7 @@ void Store::Core::evict_entry(Shard& shard, uint32_t index, Pressure& pressure) 
 }
 
 bool Store::Core::evict_tail(Shard& shard, Queue queue, Pressure& pressure) {
-  const uint32_t tail = shard.queues[static_cast<size_t>(queue)].tail;
-  if (tail == kNone) return false;
-  evict_entry(shard, tail, pressure);
-  return true;
+  return evict_end(shard, shard.queues[static_cast<size_t>(queue)].tail, store::kQueuePrevious, pressure);
 }
 
 // The published ticks may be stale by the time that they are acted on.
@@ -106,20 +103,6 @@ bool Store::Core::evict_coldest(Pressure& pressure) {
   return false;
 }
 
-bool Store::Core::evict_of_tenant(TenantId tenant, Pressure& pressure) {
-  const uint32_t first = rotation.fetch_add(1, std::memory_order_relaxed);
-  for (uint32_t step = 0; step < config.shards; ++step) {
-    Shard& shard = shards[(first + step) & shard_mask];
-    const Lock lock(shard.mutex);
-    const auto list = shard.tenant_lists.find(tenant);
-    if (list == shard.tenant_lists.end()) continue;
-    ++shard.count.evicted_quota;
-    evict_entry(shard, list->second.tail, pressure);
-    return true;
-  }
-  return false;
-}
-
 // With reserved shares: whoever is furthest over its share, among those with a block that can go.
 bool Store::Core::evict_by_share(Pressure& pressure) {
   constexpr size_t kTriesMax = 64;
@@ -135,7 +118,7 @@ bool Store::Core::evict_by_share(Pressure& pressure) {
 bool Store::Core::tenant_has_victim(TenantId tenant) const {
   for (uint32_t number = 0; number < config.shards; ++number) {
     const Lock lock(shards[number].mutex);
-    if (shards[number].tenant_lists.contains(tenant)) return true;
+    if (shards[number].tenant_queues.contains(tenant)) return true;
   }
   return false;
 }
@@ -160,7 +143,8 @@ bool Store::Core::clear_neighbourhood(uint64_t size, Pressure& pressure, Space* 
         const Lock lock(shard.mutex);
         const uint32_t index = slot >> shard_bits;
         cleared = store::is_victim_at(shard.entries[index], number, offset) &&
-                  (!tenants.any_share() || tenants.is_over(shard.entries[index].tenant));
+                  (!tenants.any_share() || tenants.is_over(shard.entries[index].tenant)) &&
+                  (!pressure.comes_up || loss_of(shard.entries[index]) != store::Loss::kUnderWay);
         if (!cleared) break;
         evict_entry(shard, index, pressure);
       }
@@ -188,8 +172,11 @@ bool Store::Core::make_room(uint64_t size, uint64_t now_ms, Pressure& pressure, 
     const uint64_t evictable =
         queue_bytes[0].load(std::memory_order_relaxed) + queue_bytes[1].load(std::memory_order_relaxed);
     if (used_bytes.load(std::memory_order_relaxed) + needed > config.capacity_bytes + evictable) return false;
-    if (!evict_by_share(pressure) && !(advisor && evict_advised(pressure)) && !evict_coldest(pressure))
-      return false;
+    const bool evicted =
+        evict_by_share(pressure) ||
+        (pressure.comes_up ? evict_for_read(pressure)
+                           : (advisor && evict_advised(pressure)) || evict_coldest(pressure));
+    if (!evicted) return false;
     if (allocate(size, space)) return true;
     if (pressure.evicted_bytes >= clear_at) {
       if (clear_neighbourhood(size, pressure, space)) return true;
@@ -221,10 +208,14 @@ Code Store::Core::charge(TenantId tenant, uint64_t size, uint64_t now_ms, Pressu
 // A block of this shard, of a tenant over its share when there are shares.
 bool Store::Core::evict_in_shard(Shard& shard, Pressure& pressure) {
   if (tenants.any_share()) {
-    for (const auto& [tenant, list] : shard.tenant_lists) {
+    for (const auto& [tenant, own] : shard.tenant_queues) {
       if (!tenants.is_over(tenant)) continue;
-      evict_entry(shard, list.tail, pressure);
-      return true;
+      const auto queue = static_cast<size_t>(store::victim_queue(rules, own.bytes[0], own.bytes[1]));
+      const uint32_t tails[] = {own.lists[queue].tail, own.lists[1 - queue].tail};
+      // The tenant's lists may end with what is evicted: nothing of them is used afterwards.
+      if (evict_end(shard, tails[0], store::kTenantPrevious, pressure) ||
+          evict_end(shard, tails[1], store::kTenantPrevious, pressure))
+        return true;
     }
   }
   return evict_tail(shard, Queue::kProbation, pressure) || evict_tail(shard, Queue::kProtected, pressure);
@@ -285,7 +276,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
   if (!from_disk && !tenants.admits(tenant, now_ms))
     return {Code::kBackPressure, "the tenant's limit of bytes per second"};
   const std::shared_lock gate(reserve_gate);
-  Pressure pressure{config.max_victims, 0, hash, now_ms};
+  Pressure pressure{config.max_victims, 0, hash, now_ms, from_disk};
   if (const Code code = charge(tenant, size, now_ms, pressure); code != Code::kOk) {
     if (code == Code::kNoSpace) {
       no_space.fetch_add(1, std::memory_order_relaxed);

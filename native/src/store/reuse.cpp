@@ -30,8 +30,9 @@ bool fail(std::string* why, const char* what) {
 
 Reuse::Reuse(ReuseLimits limits) : limits_(limits) {}
 
-void Reuse::seen(std::span<const uint64_t> ids, double now_s, std::span<const uint8_t> here) {
+void Reuse::seen(std::span<const uint64_t> ids, double now_s, std::span<const uint8_t> here, uint64_t owner) {
   ++uses_;
+  owner_ = owner;
   if (uses_ == limits_.start_uses) value_at_ = 0;  // another order
   if (uses_ % kRefreshUses == 0) hazard_.refresh();
   age(now_s);
@@ -124,6 +125,11 @@ uint32_t Reuse::last_use(uint64_t id) const {
   const uint32_t place = find_place(id);
   if (place != kNone) return places_[place].next;
   return remembered_.find(mixed(id), [&](uint32_t chain) { return chains_[chain].last_id == id; });
+}
+
+uint32_t Reuse::chain_that_expects(std::optional<uint64_t> id) const {
+  const uint32_t place = id ? find_place(*id) : kNone;
+  return place != kNone && places_[place].expected ? places_[place].next : kNone;
 }
 
 // How many leading blocks are known, and the chain that used the last of them last.
@@ -261,6 +267,7 @@ uint32_t Reuse::find_fork(uint64_t id) const {
 void Reuse::own(Chain chain, std::span<const uint64_t> ids) {
   const uint32_t index = chains_.allocate();
   if (index == kNone) return;  // billions of bytes of chains: it stays unknown
+  chain.owner = owner_;
   chain.length = static_cast<uint32_t>(ids.size());
   chain.end = chain.first + chain.length;
   chain.last_id = ids.back();
@@ -400,11 +407,7 @@ void Reuse::value_anew(double now_s) {
 std::optional<Reuse::Victim> Reuse::victim(double now_s, std::optional<uint64_t> incoming) {
   // Without uses only bids pile up: of chains that were set aside and came back.
   if (uses_ >= value_at_ || heap_.size() > kHeapSlack * heap_max_) value_anew(now_s);
-  uint32_t own = kNone;
-  if (incoming) {
-    const uint32_t place = find_place(*incoming);
-    if (place != kNone && places_[place].expected) own = places_[place].next;
-  }
+  const uint32_t own = chain_that_expects(incoming);
   std::optional<Bid> aside;
   std::optional<Victim> found;
   while (!heap_.empty() && !found) {

@@ -17,7 +17,7 @@
 // falling position and lie before its `end`; every chain with owned places has an entry in the heap; a chain
 // that owns nothing, expects nothing and is not learnt from is free.
 //
-// Memory: a known block 24 B and 5-9 B in the index; a chain 80 B and up to 2 x 24 B in the heap; a chain
+// Memory: a known block 24 B and 5-9 B in the index; a chain 88 B and up to 2 x 24 B in the heap; a chain
 // that is learnt from 5-9 B more. Chains are at most blocks here + kExpectedMax + chains_max. Tables 250 KB.
 // Nothing is allocated per block or chain once the tables have grown.
 #pragma once
@@ -51,13 +51,22 @@ class Reuse {
     uint64_t id = 0;
     double chance = 0;  // that it is used again in the next two hours
   };
+  // Which victims are asked for.
+  struct Which {
+    std::optional<uint64_t> incoming;  // none of the chain that this block belongs to
+    std::optional<uint64_t> owner;     // none of other owners
+  };
   static constexpr uint32_t kExpectedMax = 1u << 13;
+  // Chains of all owners that are looked at for the victims of one.
+  static constexpr uint32_t kOwnerLooks = 1024;
 
   explicit Reuse(ReuseLimits limits = {});
   Reuse(const Reuse&) = delete;
   Reuse& operator=(const Reuse&) = delete;
   // `here`: bit at % 8 of byte at / 8 says that ids[at] is stored; bits that are missing are 0.
-  void seen(std::span<const uint64_t> ids, double now_s, std::span<const uint8_t> here = {});
+  // `owner`: whose chain it is.
+  void seen(std::span<const uint64_t> ids, double now_s, std::span<const uint8_t> here = {},
+            uint64_t owner = 0);
   bool stored(uint64_t id, double now_s);
   void discard(uint64_t id);
   void set_aside(uint64_t id);
@@ -66,7 +75,10 @@ class Reuse {
   std::optional<Victim> victim(double now_s, std::optional<uint64_t> incoming = {});
 
   // Appends `limit` of them at most, the first one first.
-  void next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& out) const;
+  void next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& out, const Which& which) const;
+  void next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& out) const {
+    next_victims(now_s, limit, out, {});
+  }
 
   bool knows(uint64_t id) const;
   uint32_t blocks() const { return places_.used() - expected_count_; }
@@ -84,6 +96,7 @@ class Reuse {
   };
   struct Chain {
     uint64_t number = 0;  // running: the older chain has the lower one; 0 = free
+    uint64_t owner = 0;
     double used_s = 0;
     uint64_t last_id = 0;   // its last block
     uint64_t fork_id = 0;   // the block after which the session went another way
@@ -124,6 +137,7 @@ class Reuse {
   uint32_t find_place(uint64_t id) const;
   uint32_t find_fork(uint64_t id) const;
   uint32_t last_use(uint64_t id) const;
+  uint32_t chain_that_expects(std::optional<uint64_t> id) const;
   std::pair<uint32_t, uint32_t> find_session(std::span<const uint64_t> ids) const;
   uint32_t shared_blocks(std::span<const uint64_t> ids, uint32_t known);
   void note_fork(uint64_t id);
@@ -174,6 +188,7 @@ class Reuse {
   EntryList recent_forks_;
   std::vector<Bid> heap_;  // least worth on top; some are out of date
   uint64_t uses_ = 0;
+  uint64_t owner_ = 0;  // of the call that is under way
   uint64_t value_at_ = 0;
   static constexpr size_t kHeapMin = 1024;
   size_t heap_max_ = kHeapMin;

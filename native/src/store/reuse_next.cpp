@@ -9,7 +9,9 @@ namespace mooncache::store {
 
 // A walk over the heap in the order of its bids: a bid's children come after it. What lies behind a chain's
 // head goes with its bid; the head is worth more and comes later, as victim() would note it anew.
-void Reuse::next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& out) const {
+void Reuse::next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& out,
+                         const Which& which) const {
+  const uint32_t own = chain_that_expects(which.incoming);
   struct Look {
     double worth;
     uint64_t number;
@@ -27,8 +29,8 @@ void Reuse::next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& 
   std::unordered_set<uint32_t> listed;  // a chain may have several bids
   const size_t end = out.size() + limit;
   look_at(0);
-  for (uint64_t looks_left = 4ull * limit + 64; !looks.empty() && out.size() < end && looks_left > 0;
-       --looks_left) {
+  const uint64_t most_looks = which.owner ? kOwnerLooks : 4ull * limit + 64;
+  for (uint64_t looks_left = most_looks; !looks.empty() && out.size() < end && looks_left > 0; --looks_left) {
     const Look look = looks.top();
     looks.pop();
     const Chain& chain = chains_[look.chain];
@@ -36,6 +38,7 @@ void Reuse::next_victims(double now_s, uint32_t limit, std::vector<NextVictim>& 
     if (!head) {
       look_at(2 * look.at + 1);
       look_at(2 * look.at + 2);
+      if (look.chain == own || (which.owner && chain.owner != *which.owner)) continue;
       if (outdated(heap_[look.at]) || !listed.insert(look.chain).second) continue;
     }
     const uint32_t head_end = chain.first + kHeadBlocks;

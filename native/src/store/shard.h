@@ -3,8 +3,8 @@
 //
 // States of a slot:  free -> reserved -> visible -> free
 //                                \-> free    \-> zombie (removed, still pinned) -> free
-// A visible block is in its queue (and its tenant's list) exactly when it may be evicted: no live pin, no
-// retention pin. So the tail of a queue is always a legal victim and eviction never searches.
+// A visible block is in its queue (and its tenant's list of that queue) exactly when it may be evicted: no
+// live pin, no retention pin. So the tail of a queue is always a legal victim and eviction never searches.
 //
 // Bookkeeping per block: entry 112 B, allocator node 28 B, generation 8 B, index 4.6-9.2 B, ghosts 8-16 B
 // (factor 4): 161-173 B, plus 28 B for each free extent between blocks.
@@ -82,13 +82,20 @@ struct ShardCounters {
            by_ghost = 0;
 };
 
+// What a tenant has in the queues: a list of each, in the same order.
+struct TenantQueues {
+  EntryList lists[kQueues];
+  uint64_t bytes[kQueues] = {};
+  uint32_t blocks[kQueues] = {};
+};
+
 struct alignas(64) Shard {
   mutable std::mutex mutex;
   uint32_t number = 0;
   Slab<BlockEntry, 32> entries;
   SlotIndex index;
   EntryList queues[kQueues];
-  std::unordered_map<TenantId, EntryList> tenant_lists;
+  std::unordered_map<TenantId, TenantQueues> tenant_queues;
   Ghosts ghosts;
   Slab<PinRecord, 32> pins;
   std::unordered_map<uint32_t, WriteRanges> writes;  // by entry; only reservations written in ranges

@@ -249,7 +249,7 @@ MatchResult Store::match(TenantId tenant, std::span<const Key> keys, bool touch,
       core_->touch(shard, index, now_ms, true);
     }
   }
-  if (advisor != nullptr) advisor->seen(hashes, result.bitmap, now_ms);
+  if (advisor != nullptr) advisor->seen(hashes, result.bitmap, now_ms, tenant);
   for (size_t at = 0; at < behind_a_hole; ++at) sampled[at].found = false;
   core_->unlimited.asked(sampled);
   while (result.leading_run < keys.size() &&

@@ -33,20 +33,30 @@ bool Store::Core::may_go_down(const BlockEntry& entry) const {
   return tenants.limits(entry.tenant).ttl_ms == 0;
 }
 
-// With shares the next victims are those of whoever is furthest over its own.
+// With shares the next victims are those of whoever is furthest over its own: what evict_of_tenant() would
+// choose, over and over.
 void Store::Core::take_cold_of_loser(ColdLimits& limits, std::vector<store::disk::ColdBlock>& out) {
   TenantId loser = 0;
   if (!tenants.furthest_over({}, &loser)) return;
+  const bool is_advised = advisor && take_cold_advised(loser, limits, out);
   const uint32_t first = rotation.load(std::memory_order_relaxed);
   for (uint32_t step = 0; step < config.shards && limits.bytes_left > 0; ++step) {
     Shard& shard = shards[(first + step) & shard_mask];
     const Lock lock(shard.mutex);
-    const auto list = shard.tenant_lists.find(loser);
-    if (list == shard.tenant_lists.end()) continue;
-    uint32_t at = list->second.tail;
-    for (uint32_t looks = 0; at != kNone && looks < kLoserLooks; ++looks) {
-      const uint32_t index = std::exchange(at, shard.entries[at].links[store::kTenantPrevious]);
-      if (!take_cold_block(shard, index, -1, limits, out)) return;
+    const auto own = shard.tenant_queues.find(loser);
+    if (own == shard.tenant_queues.end()) continue;
+    const auto [probation, protect] = store::evicted_next(rules, own->second.bytes[0], own->second.bytes[1],
+                                                          limits.deep_bytes / config.shards);
+    const uint64_t deep_bytes[] = {probation, is_advised ? 0 : protect};
+    for (size_t queue = 0; queue < store::kQueues; ++queue) {
+      uint64_t seen_bytes = 0;
+      uint32_t at = own->second.lists[queue].tail;
+      for (uint32_t looks = 0; at != kNone && looks < kLoserLooks && seen_bytes < deep_bytes[queue];
+           ++looks) {
+        const uint32_t index = std::exchange(at, shard.entries[at].links[store::kTenantPrevious]);
+        seen_bytes += extent_bytes(shard.entries[index].size);
+        if (!take_cold_block(shard, index, -1, limits, out)) return;
+      }
     }
   }
 }

@@ -222,7 +222,7 @@ void Store::Core::take_cold(uint32_t device, uint64_t bytes, uint64_t largest, s
     take_cold_tail(shard, Queue::kProbation, probation / config.shards, limits, out);
     if (!advisor) take_cold_tail(shard, Queue::kProtected, protect / config.shards, limits, out);
   }
-  if (advisor) take_cold_advised(limits, out);
+  if (advisor) (void)take_cold_advised({}, limits, out);
 }
 
 void Store::Core::take_cold_tail(Shard& shard, Queue queue, uint64_t deep_bytes, ColdLimits& limits,
@@ -241,20 +241,22 @@ void Store::Core::take_cold_tail(Shard& shard, Queue queue, uint64_t deep_bytes,
 }
 
 // The advisor may lag behind the shards: what it names may have gone, or may not go.
-void Store::Core::take_cold_advised(ColdLimits& limits, std::vector<ColdBlock>& out) {
-  if (limits.bytes_left == 0) return;
+bool Store::Core::take_cold_advised(std::optional<TenantId> tenant, ColdLimits& limits,
+                                    std::vector<ColdBlock>& out) {
+  if (limits.bytes_left == 0) return true;
   std::vector<store::Reuse::NextVictim> next;
-  advisor->next_victims(kMaxAdvised, steady_ms(), next);
+  advisor->next_victims(kMaxAdvised, steady_ms(), next, {{}, tenant});
   uint64_t seen_bytes = 0;
   for (const auto& [id, chance] : next) {
-    if (seen_bytes > limits.deep_bytes) return;
+    if (seen_bytes > limits.deep_bytes) break;
     Shard& shard = shard_of(id);
     const Lock lock(shard.mutex);
     const uint32_t index = find_hash(shard, id);
     if (index == kNone || shard.entries[index].linked == 0) continue;
     seen_bytes += extent_bytes(shard.entries[index].size);
-    if (!take_cold_block(shard, index, chance, limits, out)) return;
+    if (!take_cold_block(shard, index, chance, limits, out)) break;
   }
+  return !next.empty();
 }
 
 // False: no more bytes are wanted. The disk's pin leaves the block in its queue: it is as cold as before when

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "store/reuse.h"
 #include "store/shares.h"
 #include "store/store_fixture.h"
 
@@ -124,6 +125,124 @@ TEST(Tenants, APinnedBlockOfTheLoserIsPassedOver) {
   EXPECT_EQ(use_of(*store, kSmall).blocks, 7u);
   for (const PinId pin : pins) store->release(pin);
   EXPECT_SOUND(*store);
+}
+
+// Blocks that were read again are in the protected queue; a flood of others passes through probation.
+void put_and_read_again(Store& store, uint64_t first, uint64_t count, TenantId tenant) {
+  for (uint64_t number = first; number < first + count; ++number) {
+    ASSERT_EQ(put(store, number, kBlockBytes, 0, tenant), Code::kOk);
+    store.release(store.acquire(tenant, key_of(number), 10)->id);
+  }
+}
+
+TEST(Tenants, WithinAQuotaThePolicyChooses) {
+  StoreConfig config = small_config(kBlockBytes * 200);
+  config.eviction = "2q";
+  auto store = open_store(config);
+  store->set_limits(kSmall, {.memory = {.quota_bytes = kBlockBytes * 20}});
+  put_and_read_again(*store, 0, 10, kSmall);
+  for (uint64_t number = 100; number < 200; ++number)
+    ASSERT_EQ(put(*store, number, kBlockBytes, 20, kSmall), Code::kOk);
+  EXPECT_EQ(count_present(*store, 0, 10, kSmall), 10u) << "older, and read again";
+  EXPECT_EQ(count_present(*store, 190, 10, kSmall), 10u);
+  EXPECT_EQ(use_of(*store, kSmall).blocks, 20u);
+  EXPECT_EQ(store->stats().evicted_quota, 90u);
+  EXPECT_SOUND(*store);
+}
+
+TEST(Tenants, OfWhoLosesByItsShareThePolicyChooses) {
+  StoreConfig config = small_config(kBlockBytes * 100);
+  config.eviction = "2q";
+  auto store = open_store(config);
+  store->set_limits(kSmall, {.memory = {.share_bytes = kBlockBytes * 50}});
+  put_and_read_again(*store, 0, 20, kGreedy);
+  for (uint64_t number = 100; number < 130; ++number)
+    ASSERT_EQ(put(*store, number, kBlockBytes, 20, kGreedy), Code::kOk);
+  for (uint64_t number = 0; number < 50; ++number)
+    ASSERT_EQ(put(*store, number, kBlockBytes, 30, kSmall), Code::kOk);
+  for (uint64_t number = 200; number < 300; ++number)
+    ASSERT_EQ(put(*store, number, kBlockBytes, 40, kGreedy), Code::kOk);
+  EXPECT_EQ(count_present(*store, 0, 20, kGreedy), 20u) << "older, and read again";
+  EXPECT_EQ(count_present(*store, 0, 50, kSmall), 50u);
+  EXPECT_SOUND(*store);
+}
+
+// Of a tenant's chains the one that is worth least loses its end, whatever was read last.
+TEST(Tenants, WithinATenantTheLearntPolicyChoosesTheChain) {
+  StoreConfig config = small_config(kBlockBytes * 200);
+  config.eviction = "mooncache";
+  auto store = open_store(config);
+  const auto chain = [&](uint64_t first, uint64_t count, TenantId tenant, uint64_t now_ms) {
+    std::vector<Key> keys;
+    for (uint64_t number = first; number < first + count; ++number) keys.push_back(key_of(number));
+    (void)store->match(tenant, keys, true, now_ms);
+    for (uint64_t number = first; number < first + count; ++number)
+      ASSERT_EQ(put(*store, number, kBlockBytes, now_ms, tenant), Code::kOk);
+  };
+  store->set_limits(kSmall, {.memory = {.quota_bytes = kBlockBytes * 40}});
+  chain(0, 20, kOther, 1000);  // older still, of another tenant
+  chain(0, 20, kSmall, 2000);
+  chain(100, 20, kSmall, 3000);
+  for (uint64_t number = 0; number < 20; ++number)
+    store->release(store->acquire(kSmall, key_of(number), 4000)->id);
+  for (uint64_t number = 200; number < 205; ++number)
+    ASSERT_EQ(put(*store, number, kBlockBytes, 5000, kSmall), Code::kOk);
+  EXPECT_EQ(count_present(*store, 0, 15, kSmall), 15u);
+  EXPECT_EQ(count_present(*store, 15, 5, kSmall), 0u) << "the end of its oldest chain";
+  EXPECT_EQ(count_present(*store, 100, 20, kSmall), 20u) << "read less recently, by a younger request";
+  EXPECT_EQ(count_present(*store, 0, 20, kOther), 20u);
+  // A block that is read now is passed over.
+  const PinId reader = store->acquire(kSmall, key_of(14), 6000)->id;
+  ASSERT_EQ(put(*store, 205, kBlockBytes, 6000, kSmall), Code::kOk);
+  EXPECT_TRUE(present(*store, 14, kSmall));
+  EXPECT_FALSE(present(*store, 13, kSmall));
+  store->release(reader);
+  ASSERT_EQ(put(*store, 206, kBlockBytes, 7000, kSmall), Code::kOk);
+  EXPECT_FALSE(present(*store, 200, kSmall))
+      << "a block of no chain goes when it is older than the chain's end";
+  EXPECT_TRUE(present(*store, 14, kSmall)) << "which was read just now";
+  EXPECT_SOUND(*store);
+}
+
+// A chain that is longer than its tenant's quota keeps its beginning.
+TEST(Tenants, AChainBeyondTheQuotaLosesItsEnd) {
+  StoreConfig config = small_config(kBlockBytes * 200);
+  config.eviction = "mooncache";
+  auto store = open_store(config);
+  store->set_limits(kSmall, {.memory = {.quota_bytes = kBlockBytes * 20}});
+  std::vector<Key> keys;
+  for (uint64_t number = 0; number < 30; ++number) keys.push_back(key_of(number));
+  (void)store->match(kSmall, keys, true, 1000);
+  for (uint64_t number = 0; number < 30; ++number)
+    ASSERT_EQ(put(*store, number, kBlockBytes, 1000, kSmall), Code::kOk);
+  EXPECT_EQ(count_present(*store, 0, 19, kSmall), 19u);
+  EXPECT_TRUE(present(*store, 29, kSmall));
+  EXPECT_SOUND(*store);
+}
+
+// The chains of others do not hide those of the tenant.
+TEST(Tenants, AChainIsFoundAmongManyOfOthers) {
+  store::Reuse policy;
+  const std::vector<uint64_t> own = {1, 2, 3};
+  std::vector<uint64_t> ids(3);
+  for (uint64_t at = 0; at < 200; ++at) {
+    for (uint64_t place = 0; place < 3; ++place) ids[place] = 1000 + 3 * at + place;
+    policy.seen(ids, static_cast<double>(at), std::vector<uint8_t>{0b111}, kOther);
+  }
+  policy.seen(own, 300, std::vector<uint8_t>{0b111}, kSmall);
+  std::vector<store::Reuse::NextVictim> next;
+  policy.next_victims(301, 2, next, {{}, kSmall});
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(next[0].id, 3u);
+  EXPECT_EQ(next[1].id, 2u);
+  next.clear();
+  policy.seen(std::vector<uint64_t>{1, 2, 3, 4}, 302, std::vector<uint8_t>{0b111}, kSmall);
+  policy.next_victims(303, 4, next, {4, kSmall});
+  EXPECT_TRUE(next.empty()) << "its own chain makes no room for a block";
+  next.clear();
+  policy.next_victims(303, 1, next);
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_EQ(next[0].id, 1002u);
 }
 
 TEST(Tenants, LimitsEndWhenTheyAreTakenBack) {

@@ -27,10 +27,11 @@ class TieringTest : public ::testing::Test {
     store_.reset();
     std::filesystem::remove_all(folder_);
   }
-  void open(uint64_t capacity = 4 * kMiB, const char* eviction = "lru") {
+  void open(uint64_t capacity = 4 * kMiB, const char* eviction = "lru", uint32_t shards = 8) {
     store_.reset();
     StoreConfig config = small_config(capacity);
     config.eviction = eviction;
+    config.shards = shards;
     config.disk.paths = {folder_.string()};
     config.disk.bytes = 64 * kMiB;
     config.disk.stall_ms = 60'000;  // a busy machine is no stalled disk
@@ -237,6 +238,37 @@ TEST_F(TieringTest, ThePolicyChoosesWhatGoesDown) {
     (void)store_->remove(kTenant, key_of(i), RemoveReason::kRemoved, now_ms());
   EXPECT_EQ(disk("blocks"), 0u) << "only blocks of the first chain were on the disk";
   EXPECT_SOUND(*store_);
+}
+
+// What comes up takes the room of blocks that lie below already; the colder ones, which no disk takes, stay.
+TEST_F(TieringTest, AReadFromTheDiskCostsNoBlockThatLiesNowhereElse) {
+  constexpr TenantId kNotOnDisks = 99;
+  open();
+  put_many(200);
+  for (const char* eviction : {"lru", "2q", "mooncache"}) {
+    SCOPED_TRACE(eviction);
+    open(4 * kMiB, eviction, 1);  // what is in memory from here on was read from the disk
+    store_->set_limits(kNotOnDisks, {.disk = {.quota_bytes = 1}});
+    std::vector<Key> chain;
+    for (uint64_t i = 0; i < 4; ++i) {
+      ASSERT_EQ(put(*store_, i, kBlock, now_ms(), kNotOnDisks), Code::kOk);
+      chain.push_back(key_of(i));
+    }
+    (void)store_->match(kNotOnDisks, chain, true, now_ms());
+    const auto below = all_present(Tier::kSsd);
+    ASSERT_GT(below.size(), 150u);
+    for (size_t at = 0; at < below.size(); ++at) {
+      if (at % 10 == 0) {  // a chain of ten; the oldest chain is the one that goes first
+        chain.clear();
+        for (size_t i = at; i < std::min(at + 10, below.size()); ++i) chain.push_back(key_of(below[i]));
+        (void)store_->match(kTenant, chain, true, now_ms());
+      }
+      EXPECT_TRUE(get(below[at])) << below[at];
+    }
+    for (uint64_t i = 0; i < 4; ++i) EXPECT_TRUE(present(*store_, i, kNotOnDisks)) << i;
+    EXPECT_EQ(all_present().size(), below.size()) << "and of the others all lie on the disk";
+    EXPECT_SOUND(*store_);
+  }
 }
 
 TEST_F(TieringTest, WithoutADiskNothingChanges) {

@@ -52,6 +52,12 @@ std::optional<Device::Found> Device::find(TenantId tenant, const Key& key) const
   return Found{index_[number].size, index_[number].hits, pin == pins_.end() ? 0 : pin->second};
 }
 
+bool Device::is_being_written(TenantId tenant, const Key& key) const {
+  const std::lock_guard lock(mutex_);
+  const uint32_t number = index_.find(tenant, key);
+  return number != kNone && !index_[number].written;
+}
+
 void Device::touch(TenantId tenant, const Key& key) {
   const std::lock_guard lock(mutex_);
   const uint32_t number = index_.find(tenant, key);

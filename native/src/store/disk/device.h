@@ -118,6 +118,8 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   std::optional<Found> find(TenantId tenant, const Key& key) const;
+  // It is on its way to the disk, and cannot be read there yet.
+  bool is_being_written(TenantId tenant, const Key& key) const;
   void touch(TenantId tenant, const Key& key);
   // Brings the block up into memory; `done` is called once, from the device's thread, whether it came or
   // not. False: it is not here, or too many are asked for.

@@ -42,6 +42,12 @@ class SsdTier {
   void touch(TenantId tenant, const Key& key) {
     for_both(tenant, key, [&](Device& device) { device.touch(tenant, key); });
   }
+  // On its way to one of these: it cannot be read there yet.
+  bool is_being_written(TenantId tenant, const Key& key) const {
+    const Device* const device = of(tenant, key);
+    return (device != nullptr && device->is_being_written(tenant, key)) ||
+           (shared_ != nullptr && shared_->is_being_written(tenant, key));
+  }
   // Size of a block that another node wrote.
   std::optional<uint64_t> find_of_others(TenantId tenant, const Key& key) const {
     return others_ == nullptr ? std::nullopt : others_->find(tenant, key);
