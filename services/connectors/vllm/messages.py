@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from mooncache.connectors.vllm.core.refusals import PoolRefusal
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.kvcache.core.weighing import ShardLoad
 from mooncache.kvcache.transfers import MoveFailure
@@ -23,6 +24,9 @@ class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     block_bytes: int  # of its part of a block
     weights: str  # fingerprint of what lies in its memory
     facts: dict[str, object]  # what else goes into the hand-over file
+    refusal: PoolRefusal | None = (
+        None  # why this worker does not take part; the other fields say nothing then
+    )
 
 
 @dataclass
