@@ -13,7 +13,7 @@ from typing import Any
 
 from mooncache.connectors.vllm.adapters import Adapters
 from mooncache.connectors.vllm.core.book import RequestBook
-from mooncache.connectors.vllm.core.engine_request import completed, computed_after, traced, why_uncached
+from mooncache.connectors.vllm.core.engine_request import completed, computed_after, why_uncached
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached
 from mooncache.connectors.vllm.core.request import BlockTransfer
@@ -27,6 +27,7 @@ from mooncache.connectors.vllm.messages import (
     StepReport,
     merge_loads,
     merge_saves,
+    traced,
 )
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
@@ -274,7 +275,7 @@ class SchedulerSide:
         if adapter is None:
             return False
         if isinstance(adapter, PoolRefusal):
-            adapter, refusal = "", adapter
+            refusal, adapter = adapter, ""
         why = self._book.add(
             name,
             list(request.all_token_ids) if request.prompt_token_ids is not None else [],

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from mooncache.connectors.vllm.core.refusals import Uncached
-from mooncache.connectors.vllm.core.request import BlockTransfer
-from mooncache.runtime.tracing import TRACEPARENT
 
 
 def why_uncached(request: Any) -> Uncached:
@@ -21,12 +18,6 @@ def why_uncached(request: Any) -> Uncached:
     if getattr(request, "resumable", False):
         return Uncached.STREAMING_INPUT
     return Uncached.NO
-
-
-def traced(transfer: BlockTransfer, request: object) -> BlockTransfer:
-    """The order with the request's trace, which vLLM keeps when it records traces itself."""
-    headers = getattr(request, "trace_headers", None)
-    return replace(transfer, traceparent=headers.get(TRACEPARENT, "")) if headers else transfer
 
 
 def completed(request: Any) -> bool:
