@@ -59,11 +59,8 @@ class Harness:
         seeds: dict[str, int] | None = None,
         shown: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
-        """
-        Args:
-            seeds: the weights that an adapter makes of the model's, by its name.
-            shown: the KV tensors as the connector sees them.
-        """
+        """`seeds`: the weights that an adapter makes of the model's, by its name. `shown`: the KV tensors as the
+        connector sees them."""
         from vllm.config import KVTransferConfig, set_current_vllm_config
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.engine.arg_utils import EngineArgs
