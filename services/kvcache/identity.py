@@ -37,6 +37,11 @@ _NOT_WEIGHTS: Final = frozenset({"training_args.bin", "optimizer.pt", "scheduler
 _CONFIG_FILES: Final = ("config.json", "params.json")
 # These say where the file comes from, not what the model computes.
 _CONFIG_IGNORED: Final = frozenset({"_name_or_path", "transformers_version"})
+_ADAPTER_CONFIG: Final = "adapter_config.json"
+# These say what the adapter was trained on and with, not what it computes.
+_ADAPTER_IGNORED: Final = frozenset(
+    {"base_model_name_or_path", "inference_mode", "peft_version", "revision"} | _CONFIG_IGNORED
+)
 _TOKENIZER_FILE: Final = "tokenizer.json"
 _TOKENIZER_FILES: Final = (
     "added_tokens.json",
@@ -190,6 +195,56 @@ def _template_text(given: str) -> str:
         if path.is_file():
             return _read_small(path).decode("utf-8", "replace")
     return given
+
+
+def adapter_digest(adapter_dir: Path | str, *, state_dir: Path | None = None) -> str:
+    """Digest of a LoRA adapter: its weight files and its configuration. Its name and its folder do not count.
+
+    Args:
+        adapter_dir: the folder, as `resolve_model` finds it.
+        state_dir: as of `weights_digest`.
+
+    Raises:
+        ConfigInvalid: a file that is missing or cannot be read.
+    """
+    folder = Path(adapter_dir)
+    try:
+        config = json.loads(_read_small(folder / _ADAPTER_CONFIG))
+    except (ValueError, RecursionError):
+        raise ConfigInvalid(f"{folder / _ADAPTER_CONFIG} is not JSON.") from None
+    if isinstance(config, dict):
+        config = {key: value for key, value in config.items() if key not in _ADAPTER_IGNORED}
+    return digest_of([config, weights_digest(folder, state_dir=state_dir)])
+
+
+def adapter_marks(adapter_dir: Path | str) -> tuple[tuple[str, int, int, int, int, int], ...]:
+    """What changes when the files of an adapter do: of each of them, of its folder and of links on the way its path,
+    size, inode, device, mtime and ctime in nanoseconds.
+
+    Raises:
+        ConfigInvalid: the folder or a file cannot be read.
+    """
+    folder = Path(adapter_dir)
+    found = []
+    try:
+        links = [path for path in (folder, *folder.parents) if path.is_symlink()]
+        paths = [folder, folder / _ADAPTER_CONFIG, *_weight_files(folder)]
+        statuses = [
+            *((path, path.lstat()) for path in (*links, *paths)),
+            *((path, path.stat()) for path in paths),
+        ]
+    except OSError as error:
+        raise ConfigInvalid(f"The adapter {folder} cannot be read: {error.strerror}.") from None
+    for path, status in statuses:
+        size, mtime, inode, device, ctime = (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ino,
+            status.st_dev,
+            status.st_ctime_ns,
+        )
+        found.append((str(path), size, inode, device, mtime, ctime))
+    return tuple(found)
 
 
 def code_digest(model_dir: Path | str) -> str:

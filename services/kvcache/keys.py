@@ -27,6 +27,12 @@ def salted(passport: Passport, salt: str) -> Passport:
     return dataclasses.replace(passport, tenant_salt=salt)
 
 
+@lru_cache(maxsize=_PASSPORTS_CACHED)
+def adapted(passport: Passport, lora: str) -> Passport:
+    """The passport of what an engine computes under an adapter, which `lora` names by its content; "": under none."""
+    return dataclasses.replace(passport, lora=lora)
+
+
 @lru_cache(maxsize=64)
 def content_passport(block_tokens: int) -> Passport:
     """Passport that stands for tokens alone."""

@@ -56,9 +56,11 @@ class Harness:
         blocks: int = 64,
         max_tokens_step: int = 512,
         hooks: bool = False,
+        seeds: dict[str, int] | None = None,
         shown: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> None:
-        """`shown`: the KV tensors as the connector sees them."""
+        """`seeds`: the weights that an adapter makes of the model's, by its name. `shown`: the KV tensors as the
+        connector sees them."""
         from vllm.config import KVTransferConfig, set_current_vllm_config
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.engine.arg_utils import EngineArgs
@@ -112,6 +114,7 @@ class Harness:
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
         self.steps = 0
         self.hooks = hooks
+        self.seeds = seeds or {}
         self.counted: dict[str, float] = {}
 
     def _begin(self) -> None:
@@ -245,11 +248,12 @@ class Harness:
         sampled: dict[str, list[int]] = {}
         for name, count in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
+            seed = self.seeds[request.lora_request.lora_name] if request.lora_request else self.seed
             tokens = list(request.all_token_ids)
             # The scheduler has counted this step's tokens already.
             end = request.num_computed_tokens
             (table,) = self.scheduler.kv_cache_manager.get_block_ids(name)
-            values = torch.tensor(fingerprint(tokens[:end], self.seed), dtype=torch.float32)
+            values = torch.tensor(fingerprint(tokens[:end], seed), dtype=torch.float32)
             for number in range((end + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
                 first = number * BLOCK_TOKENS
                 ready = min(max(end - count - first, 0), BLOCK_TOKENS)
@@ -261,7 +265,7 @@ class Harness:
                         f"{name}: block {number} of layer {layer}, in place {table[number]}, is wrong"
                     )
                     held[:, ready:last, :] = wanted[ready:, None]
-            sampled[name] = [next_token(tokens, self.seed)] if end == len(tokens) else []
+            sampled[name] = [next_token(tokens, seed)] if end == len(tokens) else []
         if self.hooks:
             for name, tensor in self.tensors.items():
                 self.worker.save_kv_layer(name, tensor, None)

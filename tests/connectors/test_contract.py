@@ -191,27 +191,6 @@ def test_a_model_whose_files_are_gone_serves_without_the_pool(
     assert faulty.calls == []
 
 
-def test_models_that_the_connector_does_not_know_are_served_without_it(
-    make: Make, faulty: FaultyPool
-) -> None:
-    from mooncache.connectors.vllm.connector import why_off
-
-    engine = make()
-    settings = engine.connector._scheduler._settings
-    assert why_off(settings, engine.config, engine.cache) == ""
-    group = engine.cache.kv_cache_groups[0]
-    engine.cache.kv_cache_groups = [group, group]
-    assert "2 kinds" in why_off(settings, engine.config, engine.cache)
-    engine.cache.kv_cache_groups = [dataclasses.replace(group, kv_cache_spec=object())]
-    assert "kind object" in why_off(settings, engine.config, engine.cache)
-    causal = dataclasses.replace(group.kv_cache_spec, non_causal=True)
-    engine.cache.kv_cache_groups = [dataclasses.replace(group, kv_cache_spec=causal)]
-    assert "not causal" in why_off(settings, engine.config, engine.cache)
-    engine.cache.kv_cache_groups = [group]
-    engine.config.kv_transfer_config.kv_role = "kv_producer"
-    assert "kv_both" in why_off(settings, engine.config, engine.cache)
-
-
 def test_reports_of_several_workers_are_merged() -> None:
     from mooncache.connectors.vllm.messages import LoadEnd, SaveEnd, StepReport
     from mooncache.kvcache.transfers import MoveFailure

@@ -17,6 +17,7 @@ from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, Po
 from mooncache.connectors.vllm.core.chain import KeyChain
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
+from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys
 from mooncache.kvcache.leg_hint import CacheOutcome
@@ -160,7 +161,7 @@ def test_nothing_is_asked_when_it_makes_no_sense() -> None:
     asked = kept.match("waits", 0, 0.0, pool_usable=False).query
     assert asked is not None
     assert (asked.awaited, asked.deadline_s) == (2, 1.0)
-    off = book(enabled=False)
+    off = book(refusal=PoolRefusal(Uncached.DISABLED))
     assert off.add("r", [1] * SIZE, salt="", params=None) == "disabled"
 
 

@@ -209,20 +209,6 @@ def test_a_defect_of_the_connector_does_not_reach_the_engine(
     assert engine.counted["defects"] >= 2
 
 
-def test_requests_whose_tokens_do_not_say_what_their_kv_is_are_not_cached(
-    make: Make, faulty: FaultyPool
-) -> None:
-    from vllm.lora.request import LoRARequest
-
-    tokens = prompt(15, 100)
-    engine = make()
-    engine.add("lora", tokens, ask=ask(), lora_request=LoRARequest("adapter", 1, "/nowhere"))
-    engine.run()
-    assert engine.reported("lora")["outcome"] == "off"
-    assert engine.counted["uncached_requests:lora"] == 1
-    assert faulty.blocks == {}
-
-
 # --- blocks ------------------------------------------------------------------------------------------------------
 
 

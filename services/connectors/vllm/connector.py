@@ -18,9 +18,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from mooncache.connectors.vllm.core import refusals
 from mooncache.connectors.vllm.messages import Handshake, StepOrders
 from mooncache.connectors.vllm.scheduler_side import SchedulerSide
-from mooncache.connectors.vllm.settings import ConnectorSettings, read_settings
+from mooncache.connectors.vllm.settings import read_settings
 from mooncache.connectors.vllm.stats import ConnectorPromMetrics, ConnectorStats
 from mooncache.connectors.vllm.worker_side import WorkerSide
 from mooncache.errors import ConfigInvalid, MooncacheError
@@ -73,9 +74,11 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._received_bad: set[int] = set()
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        reason = why_off(settings, vllm_config, kv_cache_config)
-        if reason:
-            _log.warning(Event.CONNECTOR_OFF, reason=reason)
+        refusal = refusals.of_engine(
+            enabled=settings.connector.enabled, config=vllm_config, cache_config=kv_cache_config
+        )
+        if refusal is not None:
+            _log.warning(Event.CONNECTOR_OFF, code=refusal.code, reason=refusal.text)
         name = f"vllm-{self._kv_transfer_config.engine_id}"
 
         def connect(prepare: RegisteredMemory | None = None) -> PoolLink:
@@ -86,12 +89,14 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 settings,
-                None if reason else connect(),
+                None if refusal else connect(),
                 block_tokens=vllm_config.cache_config.block_size,
                 may_cut=self._kv_transfer_config.kv_load_failure_policy == "recompute",
+                refusal=refusal,
+                lora_config=vllm_config.lora_config,
             )
         else:
-            self._worker = WorkerSide(settings, None if reason else connect, vllm_config, kv_cache_config)
+            self._worker = WorkerSide(settings, None if refusal else connect, vllm_config, kv_cache_config)
 
     def note_defect(self, where: str, error: Exception) -> None:
         """Count it; the first ones are logged."""
@@ -122,8 +127,11 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._worker is not None and kv_caches:
             try:
                 self._worker.register(kv_caches)
-            except (MooncacheError, OSError) as error:
-                _log.error(Event.CONNECTOR_OFF, reason=str(error))
+            except Exception as error:
+                refusal = self._worker.refuse(error)
+                _log.error(Event.CONNECTOR_OFF, code=refusal.code, reason=refusal.text)
+                if not isinstance(error, (MooncacheError, OSError)):
+                    raise  # a defect, which is counted as one
 
     @shielded(nothing)
     def unregister_kv_caches(self) -> None:
@@ -288,27 +296,3 @@ def refuse_garbage(config: Any) -> None:
     )
     if problem:
         raise ConfigInvalid(problem)
-
-
-def why_off(settings: ConnectorSettings, config: Any, cache_config: Any) -> str:
-    """Why this engine cannot use the pool; "" when it can."""
-    if not settings.connector.enabled:
-        return "connector.enabled is false"
-    if not config.kv_transfer_config.is_kv_consumer:
-        # vLLM keeps freed blocks back from steps that still write them only for engines that say they load.
-        return f"kv_role is {config.kv_transfer_config.kv_role}; it must be kv_both"
-    groups = cache_config.kv_cache_groups
-    if len(groups) != 1:
-        return f"the model has {len(groups)} kinds of KV cache; the connector supports models with one"
-    spec = groups[0].kv_cache_spec
-    for part in getattr(spec, "kv_cache_specs", {"": spec}).values():
-        kind = type(part).__name__
-        if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}:
-            return f"the model's KV cache is of kind {kind}; the connector supports full attention and MLA"
-        if getattr(part, "non_causal", False):
-            return "the model's attention is not causal: the KV of a prefix depends on what follows"
-    parallel = config.parallel_config
-    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            return f"{name} is {getattr(parallel, name)}; the connector supports only 1"
-    return ""

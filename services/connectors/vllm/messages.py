@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -10,9 +10,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from mooncache.connectors.vllm.core.refusals import PoolRefusal
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.kvcache.core.weighing import ShardLoad
 from mooncache.kvcache.transfers import MoveFailure
+from mooncache.runtime.tracing import TRACEPARENT
 
 
 @dataclass
@@ -23,6 +25,9 @@ class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     block_bytes: int  # of its part of a block
     weights: str  # fingerprint of what lies in its memory
     facts: dict[str, object]  # what else goes into the hand-over file
+    refusal: PoolRefusal | None = (
+        None  # why this worker does not take part; the other fields say nothing then
+    )
 
 
 @dataclass
@@ -109,3 +114,9 @@ def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
 def merge_saves(a: SaveEnd, b: SaveEnd) -> SaveEnd:
     """A block is saved when every shard's part is."""
     return SaveEnd(a.stored & b.stored, a.shards + b.shards)
+
+
+def traced(transfer: BlockTransfer, request: object) -> BlockTransfer:
+    """The order with the request's trace, which vLLM keeps when it records traces itself."""
+    headers = getattr(request, "trace_headers", None)
+    return replace(transfer, traceparent=headers.get(TRACEPARENT, "")) if headers else transfer

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
+from mooncache.connectors.vllm.adapters import Adapters
 from mooncache.connectors.vllm.core.book import RequestBook
-from mooncache.connectors.vllm.core.engine_request import completed, why_uncached
+from mooncache.connectors.vllm.core.engine_request import completed, computed_after, why_uncached
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.core.step_times import StepTimes
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
@@ -26,6 +27,7 @@ from mooncache.connectors.vllm.messages import (
     StepReport,
     merge_loads,
     merge_saves,
+    traced,
 )
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
@@ -39,7 +41,6 @@ from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.transfers import MoveFailure
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.runtime.tracing import TRACEPARENT
 
 _log = get_logger(__name__)
 CONNECT_WAIT_S = 3.0
@@ -47,35 +48,43 @@ PINNED_SHARE = 0.5
 """Part of the engine's blocks that saves may pin; the others wait their turn."""
 
 
-def _traced(transfer: BlockTransfer, request: object) -> BlockTransfer:
-    """The order with the request's trace, which vLLM keeps when it records traces itself."""
-    headers = getattr(request, "trace_headers", None)
-    return replace(transfer, traceparent=headers.get(TRACEPARENT, "")) if headers else transfer
-
-
 class SchedulerSide:
     """The half of the connector in vLLM's scheduler. Called by vLLM's scheduler, on one thread."""
 
     def __init__(
-        self, settings: ConnectorSettings, link: PoolLink | None, *, block_tokens: int, may_cut: bool = True
+        self,
+        settings: ConnectorSettings,
+        link: PoolLink | None,
+        *,
+        block_tokens: int,
+        may_cut: bool = True,
+        refusal: PoolRefusal | None = None,
+        lora_config: Any = None,
     ) -> None:
-        """`may_cut`: whether vLLM computes what did not come of a load, and does not fail the request."""
+        """
+        Args:
+            link: None together with a `refusal`.
+            may_cut: whether vLLM computes what did not come of a load, and does not fail the request.
+            refusal: why the engine does not use the pool.
+            lora_config: vLLM's LoRAConfig, if the engine takes adapters.
+        """
         self._settings = settings
         self._link = link
         self._block_tokens = block_tokens
         self._may_cut = may_cut
         self._break_even: BreakEven | None = None
         self._steps = StepTimes()
-        self._book = RequestBook([], enabled=False)
+        self._refusal = refusal
+        self._book = RequestBook([], refusal=refusal)
         self._shards = 1
         self._changed = threading.Event()
+        self._adapters = Adapters(
+            settings.state_dir, lora_config, started_ns=time.time_ns(), changed=self._changed
+        )
         self._idle = IdleWait()
         self._lookups: Lookups | None = None
         if link is not None:
-            self._lookups = Lookups(
-                link,
-                changed=self._changed,
-            )
+            self._lookups = Lookups(link, changed=self._changed)
         self._handshakes: list[Handshake] = []
         self._files: list[Passport] = []
         self._weights: tuple[str, ...] = ()
@@ -97,6 +106,11 @@ class SchedulerSide:
 
     def handshake(self, shards: list[Handshake]) -> None:
         """The workers' passports, in the order of their ranks: from now on requests have keys."""
+        refusal = next((shard.refusal for shard in shards if shard.refusal is not None), None)
+        if refusal is not None:
+            self._refusal = self._refusal or refusal
+            self._book = RequestBook([], refusal=self._refusal)
+            return
         self._handshakes = shards
         self._files = [passport_from_json(shard.passport) for shard in shards]
         self._weights = tuple(shard.weights for shard in shards)
@@ -113,7 +127,7 @@ class SchedulerSide:
         self._book = RequestBook(
             self._passports(),
             save_decode_blocks=self._settings.connector.save_decode_blocks,
-            enabled=self._link is not None,
+            refusal=self._refusal,
             break_even=self._break_even,
             may_cut=self._may_cut,
             streaming=Streaming(mode, block_bytes=sum(shard.block_bytes for shard in shards)),
@@ -150,7 +164,7 @@ class SchedulerSide:
         self._book.renew(passports)
         self._mixed = set(self._requests)
         if self._mixed:
-            self.stats.count("uncached_requests", len(self._mixed), "new_generation")
+            self.stats.count("uncached_requests", len(self._mixed), Uncached.NEW_GENERATION)
         self._renewed = True
         self._empty_own_cache()
         self._tell_passport()
@@ -179,7 +193,7 @@ class SchedulerSide:
         ):
             self._mixed.add(name)
             self._book.leave_out(name)
-            self.stats.count("uncached_requests", label="new_generation")
+            self.stats.count("uncached_requests", label=Uncached.NEW_GENERATION)
 
     def _mixed_over(self, name: str) -> None:
         if name in self._mixed:
@@ -217,7 +231,8 @@ class SchedulerSide:
     def matched(self, request: Any, local_tokens: int) -> tuple[int | None, bool]:
         """Answer vLLM's `get_num_new_matched_tokens`."""
         name = request.request_id
-        self._add(request)
+        if not self._add(request):
+            return None, False
         self._take_answer(name)
         self._note_mixed(name, local_tokens)
         if getattr(request, "skip_reading_prefix_cache", False):
@@ -249,20 +264,30 @@ class SchedulerSide:
             return None
         return EngineMemory(self._pool.get_num_free_blocks(), len(self._pool.blocks))
 
-    def _add(self, request: Any) -> None:
+    def _add(self, request: Any) -> bool:
+        """Whether the book knows the request; False while it is not known what its adapter is."""
         name = request.request_id
         if name in self._book:
-            return
+            return True
+        code, lora = why_uncached(request), getattr(request, "lora_request", None)
+        refusal = PoolRefusal(code) if code else None
+        adapter = "" if code or self._book.refusal else self._adapters.ask(name, lora)
+        if adapter is None:
+            return False
+        if isinstance(adapter, PoolRefusal):
+            refusal, adapter = adapter, ""
         why = self._book.add(
             name,
             list(request.all_token_ids) if request.prompt_token_ids is not None else [],
             salt=request.cache_salt or "",
             params=request.kv_transfer_params,
-            why_uncached=why_uncached(request),
+            refusal=refusal,
+            lora=adapter,
         )
         self._requests[name] = request
         if why:
             self.stats.count("uncached_requests", label=why)
+        return True
 
     def _take_answer(self, name: str) -> None:
         answer = self._lookups.take(name) if self._lookups is not None else None
@@ -286,7 +311,7 @@ class SchedulerSide:
         if tokens > 0:
             transfer = self._book.allocated(request.request_id, blocks.get_block_ids()[0], tokens)
             if transfer is not None:
-                self._loads.append(_traced(transfer, request))
+                self._loads.append(traced(transfer, request))
                 if transfer.awaited:
                     self.stats.count("awaiting_requests", label=WaitPlace.STREAMED)
 
@@ -315,7 +340,7 @@ class SchedulerSide:
         if output.total_num_scheduled_tokens - len(scheduled) < STEP_TOKENS_MIN - 1:
             return 0
         prompt_tokens = 0
-        for name, computed in _computed_after(output):
+        for name, computed in computed_after(output):
             request = self._requests.get(name)
             if request is not None:
                 end = min(computed, request.num_prompt_tokens)
@@ -324,18 +349,20 @@ class SchedulerSide:
 
     def _only_pool_works(self) -> bool:
         """Questions are open, or saves are all there is; for loads the worker waits, who sees their end."""
-        return self._book.pending() or (bool(self._pins) and not self._book.loading())
+        return (
+            self._book.pending() or self._adapters.pending or (bool(self._pins) and not self._book.loading())
+        )
 
     def add_saves(self, orders: StepOrders, output: object) -> None:
         """Blocks that are complete once this step is over."""
         if not self.usable:
             return
-        for name, computed in _computed_after(output):
+        for name, computed in computed_after(output):
             request = self._requests.get(name)
             if request is not None:
                 transfer = self._plan_save(request, computed, output)
                 if transfer is not None:
-                    orders.saves.append(_traced(transfer, request))
+                    orders.saves.append(traced(transfer, request))
 
     def _plan_save(self, request: Any, computed: int, output: Any) -> BlockTransfer | None:
         if not self._book.due(request.request_id, len(request.all_token_ids), computed):
@@ -421,6 +448,7 @@ class SchedulerSide:
     def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> dict[str, Any] | None:
         """Answer vLLM's `request_finished_all_groups`. Returns the report for the gateway."""
         name = request.request_id
+        self._adapters.forget(name)
         if self._requests.pop(name, None) is None:
             return None
         self._mixed_over(name)
@@ -465,18 +493,4 @@ class SchedulerSide:
         if self._lookups is not None:
             self._lookups.close()
         self._legs.close()
-
-
-def _computed_after(output: Any) -> list[tuple[str, int]]:
-    """(request, tokens whose KV is there once the step is over) of all that run in it."""
-    scheduled = output.num_scheduled_tokens
-    found = [
-        (new.req_id, new.num_computed_tokens + scheduled.get(new.req_id, 0))
-        for new in output.scheduled_new_reqs
-    ]
-    cached = output.scheduled_cached_reqs
-    found += [
-        (name, computed + scheduled.get(name, 0))
-        for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-    ]
-    return found
+        self._adapters.close()

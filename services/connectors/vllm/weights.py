@@ -142,7 +142,7 @@ class WeightWatch:
                         value = home[key]
                         if value is None or not value.numel() or id(value) in seen:
                             continue
-                        name = f"{number}.{prefix}.{key}"
+                        name = f"{number}.{_plain(prefix)}.{key}"
                         if value.is_meta:
                             raise ConfigInvalid(
                                 f"The parameter {name} has no values: an update did not complete."
@@ -156,7 +156,7 @@ class WeightWatch:
                 weight = module._parameters.get("weight")
                 form = getattr(module, "cpu_linear", None)
                 if form is not None and weight is not None and not weight.numel():
-                    yield _Packed(f"{number}.{prefix}", module, weakref.ref(form))
+                    yield _Packed(f"{number}.{_plain(prefix)}", module, weakref.ref(form))
 
     def _gather(self, device: torch.device, windows: list[torch.Tensor]) -> torch.Tensor:
         with self._beside(device):
@@ -173,6 +173,11 @@ class WeightWatch:
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         return torch.cuda.stream(self._streams[device])
+
+
+def _plain(prefix: str) -> str:
+    """The name of a module as in an engine that takes no adapters: vLLM wraps layers that an adapter may change."""
+    return prefix.removesuffix(".base_layer").replace(".base_layer.", ".")
 
 
 def _seed(name: str, number: int) -> int:

@@ -20,6 +20,7 @@ from mooncache.client.keys import split_keys
 from mooncache.config import load
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
+from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
@@ -39,7 +40,7 @@ from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
-"""Reason of what was not loaded or saved because the weights are others than those that the keys are for."""
+_NOT_READ = "the weights were not read again"
 _FLUSH_S = 5.0
 _CLIENT_READ_S = 5.0
 
@@ -74,6 +75,8 @@ class WorkerSide:
         self._passport = ""
         self._weights: WeightWatch | None = None
         self._broken_weights = ""
+        self._reads = Uncached.KV_LAYOUT
+        self._refusal: PoolRefusal | None = None
         self._loading: set[str] = set()
         self._stale: set[str] = set()
         self._facts: dict[str, Any] = {}
@@ -99,8 +102,10 @@ class WorkerSide:
         layers = {name: layout_of(tensor) for name, tensor in tensors.items()}
         first = next(iter(tensors.values()))
         dtype = str(first.dtype).removeprefix("torch.")
+        self._reads = Uncached.WEIGHTS_UNREADABLE
         experts_move = bool(getattr(self._config.parallel_config, "enable_eplb", False))
         self._weights = WeightWatch(models_in_memory(), experts_move=experts_move)
+        self._reads = Uncached.MODEL_UNREADABLE
         passport = read_passport(
             self._config,
             layers,
@@ -109,6 +114,7 @@ class WorkerSide:
             self._settings.state_dir,
             chat_template=self._settings.chat_template,
         )
+        self._reads = Uncached.KV_LAYOUT
         memory = block_memory(list(tensors.values()), count)
         self._block_bytes = memory.block_bytes
         self._passport = passport_to_json(passport)
@@ -152,8 +158,15 @@ class WorkerSide:
                 queue_bytes_max=connector.save_queue_bytes_max,
             )
 
+    def refuse(self, error: Exception) -> PoolRefusal:
+        """`register` failed: what the scheduler's side is to know of it."""
+        self._refusal = PoolRefusal(self._reads, said(error))
+        return self._refusal
+
     def handshake(self) -> Handshake | None:
-        """For the scheduler's side; None when this worker does not take part."""
+        """For the scheduler's side, also of a worker that was to take part and cannot; None when it was not to."""
+        if self._refusal is not None:
+            return Handshake("", 0, "", {}, self._refusal)
         if not (self._passport and self._mover and self._weights):
             return None
         return Handshake(self._passport, self._block_bytes, self._weights.fingerprint, self._facts)
@@ -169,11 +182,13 @@ class WorkerSide:
             return True
         try:
             if self._broken_weights or self._weights.changed():
-                self._broken_weights = "the weights were not read again"
+                self._broken_weights = self._broken_weights or _NOT_READ
                 self._weights.renew()
                 self._broken_weights = ""
         except Exception as error:  # noqa: BLE001  (weights without an identity: no key is right for them)
-            self._broken_weights = str(error)
+            if not self._broken_weights or self._broken_weights == _NOT_READ:
+                _log.error(Event.CONNECTOR_OFF, code=Uncached.WEIGHTS_UNREADABLE, reason=said(error))
+            self._broken_weights = said(error)
         if not self._broken_weights and orders.weights[self._shard] == self._weights.fingerprint:
             return True
         if not self._broken_weights:

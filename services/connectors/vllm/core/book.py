@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mooncache.connectors.vllm.core.chain import KeyChain
+from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
 from mooncache.connectors.vllm.core.request import (
     BlockTransfer,
     Matched,
     PoolQuery,
     RequestState,
-    Uncached,
     report_of,
 )
 from mooncache.connectors.vllm.core.save_ledger import SaveLedger
@@ -32,6 +32,7 @@ from mooncache.errors import InvalidArgument
 from mooncache.kvcache.core.break_even import BreakEven
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.core.weighing import LoadWeighing, ShardLoad
+from mooncache.kvcache.keys import adapted
 from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
 from mooncache.kvcache.leg_reports import EndedLeg
 from mooncache.kvcache.passport import Passport
@@ -47,6 +48,7 @@ class RequestBook:
 
     Args:
         passports: one for each shard, in the order of the workers' ranks.
+        refusal: why no request of the engine uses the pool; None: they do, once there are passports.
         break_even: weighs loading against computing; None: everything is loaded.
         may_cut: whether the engine can use a part of a load.
         streaming: decides which loads are streamed; None: none is.
@@ -57,7 +59,7 @@ class RequestBook:
         passports: Sequence[Passport],
         *,
         save_decode_blocks: bool = True,
-        enabled: bool = True,
+        refusal: PoolRefusal | None = None,
         break_even: BreakEven | None = None,
         may_cut: bool = True,
         streaming: Streaming | None = None,
@@ -68,7 +70,7 @@ class RequestBook:
         self._passports = list(passports)
         self._block_tokens = passports[0].block_tokens if passports else 0
         self._save_decode_blocks = save_decode_blocks
-        self._enabled = enabled and bool(passports)
+        self.refusal = refusal if passports or refusal else PoolRefusal(Uncached.NOT_STARTED)
         self._requests: dict[str, RequestState] = {}
         self._saves = SaveLedger()
 
@@ -81,27 +83,25 @@ class RequestBook:
         *,
         salt: str,
         params: object,
-        why_uncached: Uncached = Uncached.NO,
+        refusal: PoolRefusal | None = None,
+        lora: str = "",
     ) -> Uncached:
-        """A request came. Returns why it does not use the pool."""
-        reports = isinstance(params, dict) and "mooncache" in params
-        hint = LegHint.from_params(params)
-        request = RequestState(request_id, len(tokens), hint, reports, why_uncached)
-        if not self._enabled:
-            request.why_uncached = Uncached.DISABLED
-        if not request.why_uncached:
+        """A request came, with what its adapter is (`lora`). Returns why it does not use the pool."""
+        reports, hint = isinstance(params, dict) and "mooncache" in params, LegHint.from_params(params)
+        request = RequestState(request_id, len(tokens), hint, reports, self.refusal or refusal)
+        if request.refusal is None:
             try:
                 request.chain = KeyChain.begin(
-                    self._passports,
+                    [adapted(passport, lora) for passport in self._passports],
                     tokens,
                     salt=salt,
                     public_tokens=hint.public_tokens if hint.public_salt else 0,
                     public_salt=hint.public_salt,
                 )
-            except InvalidArgument:
-                request.why_uncached = Uncached.TOKENS
+            except InvalidArgument as error:
+                request.refusal = PoolRefusal(Uncached.TOKENS, said(error))
         self._requests[request_id] = request
-        return request.why_uncached
+        return request.refusal.code if request.refusal is not None else Uncached.NO
 
     def renew(self, passports: Sequence[Passport]) -> None:
         """A new generation of keys: requests from here on get theirs from these passports.
@@ -118,6 +118,7 @@ class RequestBook:
         request = self._requests.get(request_id)
         if request is not None:
             request.loads_off = request.saves_off = True
+            request.choice.reason = str(PoolRefusal(Uncached.NEW_GENERATION))
             request.pending, request.known, request.answered_s = False, bytearray(), None
 
     def __contains__(self, request_id: str) -> bool:

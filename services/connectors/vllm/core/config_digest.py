@@ -91,6 +91,17 @@ CACHE_HARMLESS: Final = frozenset(
         "kv_offloading_backend",
     }
 )
+# How many adapters fit, and how they are computed side by side; what each one is, is its content.
+LORA_HARMLESS: Final = frozenset(
+    {
+        "max_lora_rank",
+        "max_loras",
+        "max_cpu_loras",
+        "specialize_active_lora",
+        "default_mm_loras",
+        "max_lora_cls_labels",
+    }
+)
 # They draft from the tokens that are there already: no layer and no KV is theirs.
 _DRAFTS_WITHOUT_MODEL: Final = frozenset({"ngram", "ngram_gpu", "suffix"})
 # These say where a configuration comes from, and who wrote it.

@@ -1,10 +1,10 @@
-"""What is read of vLLM's own object of a request."""
+"""What is read of vLLM's own objects: of a request, and of a step."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from mooncache.connectors.vllm.core.request import Uncached
+from mooncache.connectors.vllm.core.refusals import Uncached
 
 
 def why_uncached(request: Any) -> Uncached:
@@ -13,8 +13,6 @@ def why_uncached(request: Any) -> Uncached:
         return Uncached.MULTIMODAL
     if getattr(request, "prompt_embeds", None) is not None or request.prompt_token_ids is None:
         return Uncached.PROMPT_EMBEDS
-    if getattr(request, "lora_request", None) is not None:
-        return Uncached.LORA
     if getattr(request, "pooling_params", None) is not None:
         return Uncached.POOLING
     if getattr(request, "resumable", False):
@@ -26,3 +24,18 @@ def completed(request: Any) -> bool:
     """True when the request ended by itself: only then all of its tokens were computed as they stand."""
     status = getattr(request.status, "name", "")
     return status in {"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED"}
+
+
+def computed_after(output: Any) -> list[tuple[str, int]]:
+    """(request, tokens whose KV is there once the step is over) of all that run in it."""
+    scheduled = output.num_scheduled_tokens
+    found = [
+        (new.req_id, new.num_computed_tokens + scheduled.get(new.req_id, 0))
+        for new in output.scheduled_new_reqs
+    ]
+    cached = output.scheduled_cached_reqs
+    found += [
+        (name, computed + scheduled.get(name, 0))
+        for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    ]
+    return found

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from mooncache.connectors.vllm.core.chain import KeyChain
+from mooncache.connectors.vllm.core.refusals import PoolRefusal
 from mooncache.kvcache.core.break_even import Pace
 from mooncache.kvcache.core.streaming import WaitPlace
 from mooncache.kvcache.core.weighing import LoadChoice
@@ -54,19 +54,6 @@ class BlockTransfer:
     session_token: str = field(default="", repr=False)
 
 
-class Uncached(StrEnum):
-    """Why a request does not use the pool. They are labels of metrics."""
-
-    NO = ""  # it uses the pool
-    DISABLED = "disabled"
-    TOKENS = "tokens"  # no keys can be made of them
-    MULTIMODAL = "multimodal"
-    PROMPT_EMBEDS = "prompt_embeds"
-    LORA = "lora"
-    POOLING = "pooling"
-    STREAMING_INPUT = "streaming_input"
-
-
 @dataclass(slots=True)
 class RequestState:
     """What the book knows of one request."""
@@ -75,7 +62,7 @@ class RequestState:
     prompt_tokens: int
     hint: LegHint
     reports: bool
-    why_uncached: Uncached = Uncached.NO
+    refusal: PoolRefusal | None = None  # why it does not use the pool
     chain: KeyChain | None = None
     asked: bool = False
     pending: bool = False
@@ -125,13 +112,13 @@ def report_of(request: RequestState, block_tokens: int) -> CacheReport:
         saved_blocks=request.saved_blocks,
         held_tokens=min(asked, min(request.unsaved, default=request.next_save) * block_tokens),
         outcome=_outcome(request, asked, hit, block_tokens),
-        reason=request.choice.reason,
+        reason=str(request.refusal) if request.refusal else request.choice.reason,
         loaded_from=request.choice.loaded_from,
     )
 
 
 def _outcome(request: RequestState, asked: int, hit: int, block_tokens: int) -> CacheOutcome:
-    if request.why_uncached:
+    if request.refusal is not None:
         return CacheOutcome.OFF
     if request.failed_blocks:
         return CacheOutcome.FAILED
