@@ -77,6 +77,10 @@ class GatewayMetrics:
             "capture_dropped", "Requests left out of the captured trace.", ("reason",)
         )
         self._add_batches(metrics)
+        self.console_viewers = metrics.gauge("console_viewers", "Pages of the console that are open.")
+        self.console_dropped = metrics.counter(
+            "console_viewers_dropped", "Pages of the console that took events too slowly."
+        )
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
         self.body_bytes_open = metrics.gauge("body_bytes_open", "Bytes of request bodies that are held.")
         self.streams_open = metrics.gauge("streams_open", "Streams under way.")
