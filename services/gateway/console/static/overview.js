@@ -2,7 +2,7 @@
 
 import { chart, meter } from "./charts.js";
 import { el, put } from "./dom.js";
-import { DASH, bytes, count, duration, ms, percent, plural } from "./format.js";
+import { bytes, count, duration, ms, percent, plural } from "./format.js";
 import { badge, silence, tile } from "./parts.js";
 
 export function overview(root) {
@@ -35,10 +35,16 @@ function tiles(document) {
     tile("Promises kept", percent(f.kept_share), f.judged ? `of ${plural(f.judged, "request", "requests")} with a promise` : "no request to judge yet",
       f.kept_share === null ? "" : f.kept_share >= 0.99 ? "good" : f.kept_share >= 0.9 ? "busy" : "bad"),
     tile("Hit ratio", percent(f.hit_share), `${count(f.cached_tokens)} of ${count(f.prompt_tokens)} prompt tokens`),
-    tile("Tokens not computed", count(f.cached_tokens), f.saved_s === null ? "time saved is not known yet" : `${duration(f.saved_s)} of engines saved`),
+    tile("Tokens not computed", count(f.cached_tokens), saved(f.saved_s)),
     tile("Requests", count(f.requests), `${count(running)} running${broken ? `, ${count(broken)} refused or failed` : ""}`),
     tile("First token", ms(f.ttft_p50_ms), `median; 95 of 100 within ${ms(f.ttft_p95_ms)}`),
     tile("Between tokens", ms(f.tbt_p50_ms), `median; 95 of 100 within ${ms(f.tbt_p95_ms)}`));
+}
+
+/** Time of engines that caches saved; below 0 they took longer than computing was expected to. */
+function saved(seconds) {
+  if (seconds === null) return "time saved is not known yet";
+  return seconds < 0 ? `caches took ${duration(-seconds)} longer than computing` : `${duration(seconds)} of engines saved`;
 }
 
 function charts(document) {

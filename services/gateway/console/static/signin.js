@@ -26,6 +26,7 @@ export function signIn(root, done) {
     }
   } },
     el("h1", null, "Sign in"),
+    el("input", { type: "text", autocomplete: "username", value: "mooncache console", hidden: true, readonly: true }),
     el("label", { for: "key" }, "Cluster token, or a key that opens the console"), key, button, said,
     el("div", { id: "how", class: "dim" },
       el("p", null, "The cluster token is a line ", el("code", null, "mcc1.…"), ". On a machine of the cluster ", el("code", null, "mooncache token"), " prints it; ",

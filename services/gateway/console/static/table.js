@@ -83,9 +83,10 @@ export function table({ columns, key, open = null, noun, empty, label, sort = nu
     const height = scroller.clientHeight || 600;
     const from = Math.max(0, Math.min(shown.length - 1, Math.floor(scroller.scrollTop / ROW_PX) - AROUND));
     const to = Math.min(shown.length, from + Math.ceil(height / ROW_PX) + 2 * AROUND);
-    const focused = body.contains(document.activeElement);
+    const focused = document.activeElement?.closest?.("tr")?.dataset.key ?? null;
     put(body, gap(from), shown.slice(from, to).map((row, at) => line(row, from + at)), gap(shown.length - to));
-    if (focused) body.querySelector("a.open.here")?.focus({ preventScroll: true });
+    // A link that had the focus has it again in its new row.
+    if (focused !== null) [...body.rows].find((row) => row.dataset.key === focused)?.querySelector("a")?.focus({ preventScroll: true });
   }
 
   function gap(number) {
@@ -96,7 +97,7 @@ export function table({ columns, key, open = null, noun, empty, label, sort = nu
     const name = key(row);
     const here = name === current;
     return el("tr", {
-      class: [open ? "opens" : "", here ? "current" : ""].join(" ").trim() || null, "aria-rowindex": String(at + 2),
+      class: [open ? "opens" : "", here ? "current" : ""].join(" ").trim() || null, "aria-rowindex": String(at + 2), "data-key": name,
       onclick: open ? (event) => { if (!event.target.closest("a,button")) open(row); } : null,
     }, columns.map((column) => el("td", { class: classOf(column) }, column.cell ? column.cell(row) : column.value(row) ?? "–")));
   }
