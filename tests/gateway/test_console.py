@@ -327,8 +327,9 @@ async def test_a_thousand_instances(tmp_path: Path, http: aiohttp.ClientSession)
         engine = bench.engines["e"]
         bench.conductor.set_instances([engine.instance(instance_id=f"e-{number}") for number in range(1000)])
         headers = bearer(bench)
-        async with http.get(f"{bench.url}/console/live?topic=instances", headers=headers) as response:
-            response.content._high_water = 1 << 24
+        async with http.get(
+            f"{bench.url}/console/live?topic=instances", headers=headers, read_bufsize=1 << 23
+        ) as response:
             found = await first_event(response)
             while len(found["instances"]) < 1000:
                 found = await first_event(response)
