@@ -13,6 +13,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.conditions import until
+
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_S = 90.0
 
@@ -62,10 +64,7 @@ class Page:
 
     async def until(self, script: str) -> Any:
         """Wait until an expression is true; its value."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not (found := await self.value(script)):  # noqa: ASYNC110  (the browser knows it)
-                await asyncio.sleep(0.05)
-        return found
+        return await until(lambda: self.value(script), script, every_s=0.05)
 
     async def press(self, key: str) -> None:
         """Press a key, as a person does."""
@@ -100,10 +99,8 @@ async def browsing(program: str, folder: Path, http: aiohttp.ClientSession) -> A
     )  # fmt: skip
     try:
         file = folder / "DevToolsActivePort"
-        async with asyncio.timeout(PATIENCE_S):
-            while not (file.exists() and "\n" in file.read_text()):
-                assert process.returncode is None, "the browser ended"
-                await asyncio.sleep(0.05)
+        await until(lambda: process.returncode is not None or (file.exists() and "\n" in file.read_text()))
+        assert process.returncode is None, "the browser ended"
         port = int(file.read_text().split()[0])
         async with http.get(f"http://127.0.0.1:{port}/json/list") as response:
             targets = await response.json(content_type=None)

@@ -1,4 +1,4 @@
-"""One look after another at the cluster, for all viewers of this gateway together; none while nobody looks.
+"""One look after another at the cluster, for all viewers of this gateway together; none while no page is open.
 
 Each look asks the conductor and the master at the same time, each question with a deadline. A part that does not answer
 is missing from the look, with a sentence; the rest is shown. Large clusters are looked at less often.

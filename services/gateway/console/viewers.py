@@ -85,7 +85,7 @@ class Viewers:
             self.wanted.clear()
 
     def publish(self, events: Mapping[Topic, bytes]) -> None:
-        """A new look, for everybody who is there and who comes before the next."""
+        """A new look, for all viewers who are there, and who come before the next."""
         self._last = events
         for viewer in list(self._viewers):
             if not viewer.offer(events[viewer.topic]):

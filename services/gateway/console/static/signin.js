@@ -31,7 +31,7 @@ export function signIn(root, done) {
     el("div", { id: "how", class: "dim" },
       el("p", null, "The cluster token is a line ", el("code", null, "mcc1.…"), ". On a machine of the cluster ", el("code", null, "mooncache token"), " prints it; ",
         "in the state folder it is the file ", el("code", null, "cluster.token"), "."),
-      el("p", null, "So that nobody needs the token for looking, give a key of your own ", el("code", null, "console = true"), " in ", el("code", null, "gateway.keys_file"), ". Keys of tenants do not open the console."),
+      el("p", null, "To look without the token, give a key of your own ", el("code", null, "console = true"), " in ", el("code", null, "gateway.keys_file"), ". Keys of tenants do not open the console."),
       el("p", null, "The console only shows; it changes nothing.")));
   put(root, form);
   key.focus();
