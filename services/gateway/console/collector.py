@@ -68,7 +68,7 @@ class Collector:
         self._book = DecisionBook()
         self._tenants: master_pb2.ListTenantsResponse | None = None
         self._tenants_at_s = float("-inf")
-        self._alone_since_s: float | None = None
+        self._alone_since_s: float | None = float("-inf")  # without viewers since ever
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -76,6 +76,7 @@ class Collector:
             if not self._viewers.wanted.is_set() and self._lingered():
                 self._viewers.forget()
                 await self._viewers.wanted.wait()
+                self._alone_since_s = None
             look = await self.look()
             self._viewers.publish(self._events(look))
             await self._clock.sleep(max(LOOK_S, len(look.instances or ()) * _LOOK_S_PER_INSTANCE))
