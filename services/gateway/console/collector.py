@@ -45,7 +45,7 @@ _ACTIVE: Final = "active"
 
 
 @dataclass(slots=True)
-class _Look:
+class _ClusterLook:
     """What the parts answered this time; None: nothing, and `silent` says why."""
 
     conductor: dict[str, Any] | None = None
@@ -92,9 +92,9 @@ class Collector:
         answer = await self._link.call("GetDecision", request, conductor_pb2.GetDecisionResponse, _CALL_S)
         return str(answer.record_json)
 
-    async def look(self) -> _Look:
+    async def look(self) -> _ClusterLook:
         """Ask all parts at once."""
-        look = _Look()
+        look = _ClusterLook()
         await asyncio.gather(
             self._conductor(look), self._instances(look), self._decisions(look), self._pool(look)
         )
@@ -113,7 +113,7 @@ class Collector:
     async def _ask(self, method: str, request: Message, response_class: type[Response]) -> Response:
         return await self._link.call(method, request, response_class, _CALL_S)
 
-    async def _conductor(self, look: _Look) -> None:
+    async def _conductor(self, look: _ClusterLook) -> None:
         try:
             answer = await self._ask(
                 "GetConductorStatus",
@@ -127,7 +127,7 @@ class Collector:
             return
         look.conductor = conductor_view(answer)
 
-    async def _instances(self, look: _Look) -> None:
+    async def _instances(self, look: _ClusterLook) -> None:
         request = conductor_pb2.ListInstancesRequest(passports_apart=True)
         try:
             answer = await self._ask("ListInstances", request, conductor_pb2.ListInstancesResponse)
@@ -136,7 +136,7 @@ class Collector:
             return
         look.instances = instance_rows(answer.instances)
 
-    async def _decisions(self, look: _Look) -> None:
+    async def _decisions(self, look: _ClusterLook) -> None:
         """The newest decisions, then those that ran when they were looked at last."""
         book = self._book
         first = not len(book)
@@ -163,7 +163,7 @@ class Collector:
         answer = await self._ask("ListDecisions", request, conductor_pb2.ListDecisionsResponse)
         return [record for text in answer.records_json if isinstance(record := json.loads(text), dict)]
 
-    async def _pool(self, look: _Look) -> None:
+    async def _pool(self, look: _ClusterLook) -> None:
         try:
             look.master = await self._ask_master(
                 "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse
@@ -182,7 +182,7 @@ class Collector:
     async def _ask_master(self, method: str, request: Message, response_class: type[Response]) -> Response:
         return await self._master.call(method, request, response_class, _CALL_S, attempt_s=_ATTEMPT_S)
 
-    def _events(self, look: _Look) -> dict[Topic, bytes]:
+    def _events(self, look: _ClusterLook) -> dict[Topic, bytes]:
         """The look as an event for each topic."""
         nodes = node_rows(look.master, look.tenants) if look.master is not None else None
         now_s = self._clock.wall_s()
@@ -201,7 +201,9 @@ class Collector:
         }
         return {topic: event_of({**head, **document}) for topic, document in documents.items()}
 
-    def _overview(self, look: _Look, nodes: list[dict[str, Any]] | None, now_s: float) -> dict[str, Any]:
+    def _overview(
+        self, look: _ClusterLook, nodes: list[dict[str, Any]] | None, now_s: float
+    ) -> dict[str, Any]:
         since_s = now_s - _WINDOW_S
         rows = self._book.within(since_s)
         begins_s = self._book.begins_s()
