@@ -43,6 +43,7 @@ _ENGINE_PREFIX: Final = b"mooncache engine key v1\0"
 _CONTROL_PREFIX: Final = b"mooncache control v1\0"
 _METRICS_PREFIX: Final = b"mooncache metrics key v1\0"
 _PICKER_PREFIX: Final = b"mooncache picker key v1\0"
+_CONSOLE_PREFIX: Final = b"mooncache console sessions v1\0"
 _FILE_BYTES_MAX: Final = 4096
 _TOKEN_CHARS_MAX: Final = 256
 SESSION_S: Final = 900
@@ -192,6 +193,11 @@ def metrics_key(cluster: Token) -> str:
 def picker_key(cluster: Token) -> str:
     """Bearer key that Envoy shows to the endpoint picker. It opens nothing else."""
     return "mcx1." + keyed_hash(cluster.key, _PICKER_PREFIX).hex()
+
+
+def console_key(cluster: Token) -> bytes:
+    """Key (32 bytes) that signs the console's session cookies. It never leaves the gateways."""
+    return keyed_hash(cluster.key, _CONSOLE_PREFIX)
 
 
 def derive_control_key(key: bytes) -> bytes:

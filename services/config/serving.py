@@ -108,6 +108,8 @@ class GatewaySection(Section):
     """Prefill instances that are tried before the decode instance computes the prompt itself."""
     cors_origins: Words = ()
     """Origins that browsers may call from; "*" for all, empty for none."""
+    console: bool = True
+    """Serve the console, a page for operators, at /console; it asks for the cluster token or a key that opens it."""
     model_folders: Words = ()
     """Folders of models on this machine, for their tokenizers; found by content where engines have other paths."""
     public_prefix_enabled: bool = False

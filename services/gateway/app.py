@@ -8,7 +8,7 @@ module answers errors. Each path is there with and without a trailing slash: not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final
 
@@ -26,6 +26,7 @@ from mooncache.errors import (
     Unauthenticated,
     Unsupported,
 )
+from mooncache.gateway.console.headers import HEADERS
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.cors import cors_headers
 from mooncache.gateway.core.faults import EndCode, Fault, Refusal
@@ -35,6 +36,10 @@ from mooncache.gateway.endpoints import (
     batch,
     batches,
     completions,
+    console_decision,
+    console_live,
+    console_page,
+    console_session,
     embeddings,
     file,
     file_content,
@@ -107,6 +112,8 @@ def build_app(state: GatewayState) -> Starlette:
         ),
         ("/openapi.json", Endpoint(state, "openapi", openapi.handle, access=Access.OPEN)),
     ]
+    if state.console is not None:
+        endpoints += _console_endpoints(state)
     routes = []
     for path, endpoint in endpoints:
         routes.append(Route(path, endpoint))
@@ -118,6 +125,22 @@ def build_app(state: GatewayState) -> Starlette:
     return app
 
 
+def _console_endpoints(state: GatewayState) -> list[tuple[str, Endpoint]]:
+    """The console. Who may see it is checked by its session, in the handlers."""
+    session_methods = (*READ_METHODS, "POST", "DELETE")
+    rows = (
+        ("/console", "console_page", console_page.handle, READ_METHODS),
+        ("/console/static/{name}", "console_page", console_page.handle, READ_METHODS),
+        ("/console/session", "console_session", console_session.handle, session_methods),
+        ("/console/live", "console_live", console_live.handle, ("GET",)),
+        ("/console/decision", "console_decision", console_decision.handle, READ_METHODS),
+    )
+    return [
+        (path, Endpoint(state, name, handle, methods=methods, access=Access.OPEN, answer_headers=HEADERS))
+        for path, name, handle, methods in rows
+    ]
+
+
 class Endpoint:
     """An ASGI application around one handler.
 
@@ -126,6 +149,7 @@ class Endpoint:
         methods: what is answered besides OPTIONS.
         access: who may call.
         limited: whether it counts against rate limits and the number of requests under way.
+        answer_headers: of every answer, instead of those for pages of other origins.
     """
 
     def __init__(
@@ -137,7 +161,9 @@ class Endpoint:
         methods: tuple[str, ...] = READ_METHODS,
         access: Access = Access.KEY,
         limited: bool = False,
+        answer_headers: Mapping[str, str] | None = None,
     ) -> None:
+        self._answer_headers = answer_headers
         self._state, self.name, self._handle = state, name, handle
         self._methods, self._access, self._limited = methods, access, limited
 
@@ -146,7 +172,10 @@ class Endpoint:
         headers = {name: value for name, value in scope["headers"] if name == b"x-request-id"}
         request_id = clean_request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
         exchange = Exchange(scope, receive, send, request_id=request_id, started_s=state.clock.now_s())
-        exchange.reply_headers |= cors_headers(exchange.headers, state.config.gateway.cors_origins)
+        if self._answer_headers is not None:
+            exchange.reply_headers |= self._answer_headers
+        else:
+            exchange.reply_headers |= cors_headers(exchange.headers, state.config.gateway.cors_origins)
         if state.leaving:
             exchange.reply_headers["connection"] = "close"
         bound = structlog.contextvars.bound_contextvars(request_id=request_id, endpoint=self.name)

@@ -77,6 +77,7 @@ class GatewayMetrics:
             "capture_dropped", "Requests left out of the captured trace.", ("reason",)
         )
         self._add_batches(metrics)
+        self._add_console(metrics)
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
         self.body_bytes_open = metrics.gauge("body_bytes_open", "Bytes of request bodies that are held.")
         self.streams_open = metrics.gauge("streams_open", "Streams under way.")
@@ -95,4 +96,11 @@ class GatewayMetrics:
         self.batches_open = metrics.gauge("batches_open", "Batches under way.")
         self.offline_open = metrics.gauge(
             "offline_requests_open", "Requests of batches under way, with those that wait for something idle."
+        )
+
+    def _add_console(self, metrics: Metrics) -> None:
+        """Pages for operators."""
+        self.console_viewers = metrics.gauge("console_viewers", "Pages of the console that are open.")
+        self.console_dropped = metrics.counter(
+            "console_viewers_dropped", "Pages of the console that took events too slowly."
         )

@@ -21,6 +21,7 @@ from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
 from mooncache.gateway.background import delete_old_files, reload_keys, run_batches, watch_instances
+from mooncache.gateway.console.console import Console
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.rate_limit import RateLimits
@@ -78,9 +79,9 @@ class _Server(uvicorn.Server):
 
 
 class GatewayService(Service):
-    """The gateway as a service. `serves_batches`: it has the paths of files and batches."""
+    """The gateway as a service. `serves_http`: it has paths beside those of inference."""
 
-    serves_batches = True
+    serves_http = True
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class GatewayService(Service):
         keyring = Keyring(self.authenticator, gateway.keys_file, defaults)
         keyring.load()
         batches = None
-        if gateway.batch_dir is not None and self.serves_batches:
+        if gateway.batch_dir is not None and self.serves_http:
             batches = await asyncio.to_thread(BatchStore, gateway.batch_dir)
         stats, fleet = GatewayMetrics(self.metrics), FleetView()
         link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
@@ -167,6 +168,9 @@ class GatewayService(Service):
             ),
         )
         state = self._state
+        if gateway.console and self.serves_http:
+            state.console = Console(config, self.token, self.clock, keyring)
+            stats.console_viewers.set_function(lambda: len(state.console.viewers) if state.console else 0)
         if gateway.capture_file is not None:
             state.capture = Capture(gateway, stats)
         state.idle.set()
@@ -202,6 +206,8 @@ class GatewayService(Service):
         scheme = "https" if tls.enabled else "http"
         state.gateway_id = f"{socket.gethostname()[:100]}-{self.http_port}"
         state.conductor.gateway_id = state.gateway_id
+        if state.console is not None:
+            state.console.collector.gateway_id = state.gateway_id
         if self._passed:  # who waited at the port while the process started again waits for the list as well
             state.waits_until_s = self.clock.now_s() + _FIRST_LIST_S
         state.url = f"{scheme}://{address(host, self.http_port)}"
@@ -239,6 +245,7 @@ class GatewayService(Service):
             Duty("follow_leader", lambda: state.conductor.follow_leader(state.gateway)),
             Duty("reload_keys", lambda: reload_keys.run(state), interval_s=_RELOAD_S),
             *self._batch_duties(state),
+            *([Duty("collect_console", state.console.collector.run)] if state.console is not None else []),
             *lanes,
         )
 
@@ -261,6 +268,8 @@ class GatewayService(Service):
         if self._passed and self._server is not None:
             await self._leave_queue(state, self._server)
         state.draining = True
+        if state.console is not None:
+            state.console.viewers.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.gateway.drain_timeout_s):
                 await state.idle.wait()
@@ -298,6 +307,8 @@ class GatewayService(Service):
             self._state.tokenizers.close()
             if self._state.batches is not None:
                 self._state.batches.close()
+            if self._state.console is not None:
+                await self._state.console.close()
             if self._state.capture is not None:
                 await asyncio.to_thread(self._state.capture.close)
 

@@ -9,6 +9,7 @@ from mooncache._version import __version__
 from mooncache.auth import Token
 from mooncache.config import Config
 from mooncache.errors import Unsupported
+from mooncache.gateway.console.console import Console
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
@@ -47,6 +48,7 @@ class GatewayState:
     bodies: Budget
     capture: Capture | None = None  # None while no trace is captured
     batches: BatchStore | None = None  # None without gateway.batch_dir
+    console: Console | None = None  # None without gateway.console
     limiter: RateLimiter = field(default_factory=RateLimiter)
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
@@ -66,6 +68,12 @@ class GatewayState:
             error = Unsupported("This gateway keeps no files; its operator has to set gateway.batch_dir.")
             raise faults.refuse(error, status=404, code="batches_not_served")
         return self.batches
+
+    def require_console(self) -> Console:
+        """The console; its paths exist only where there is one."""
+        if self.console is None:
+            raise RuntimeError("this gateway has no console")
+        return self.console
 
     def gateway(self) -> pb.Gateway:
         """This gateway, as it describes itself to the conductor."""

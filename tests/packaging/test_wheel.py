@@ -52,6 +52,13 @@ def test_wheel_has_the_proto_files(names: set[str]) -> None:
     assert {f"mooncache/protos/mooncache/proto/v1/{name}" for name in files} <= names
 
 
+def test_wheel_has_the_files_of_the_console(names: set[str]) -> None:
+    folder = ROOT / "services" / "gateway" / "console" / "static"
+    files = {f"mooncache/gateway/console/static/{path.name}" for path in folder.iterdir()}
+    assert "mooncache/gateway/console/static/index.html" in files
+    assert files <= names
+
+
 def test_wheel_has_nothing_else(names: set[str]) -> None:
     strangers = sorted(name for name in names if not name.startswith("mooncache"))
     assert not strangers

@@ -5,6 +5,7 @@ sha256 = "<64 hex digits: SHA-256 of the key's text>"
 tenant = "alice"
 requests_per_minute = 60   # optional; 0 or missing takes the gateway's setting
 tokens_per_minute = 100000 # optional
+console = true             # optional; the key also opens the console, which shows all tenants' requests
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from mooncache.gateway.core.rate_limit import RateLimits
 FILE_BYTES_MAX: Final = 16 << 20
 KEY_COUNT_MAX: Final = 100_000
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
-_FIELDS: Final = {"sha256", "tenant", "requests_per_minute", "tokens_per_minute"}
+_FIELDS: Final = {"sha256", "tenant", "requests_per_minute", "tokens_per_minute", "console"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ApiKey:
 
     tenant: str
     limits: RateLimits
+    console: bool = False
 
 
 def parse(text: str, defaults: RateLimits) -> dict[str, ApiKey]:
@@ -64,7 +66,10 @@ def _entry(number: int, entry: object, defaults: RateLimits) -> tuple[str, ApiKe
         _rate(where, entry, "requests_per_minute") or defaults.requests_per_minute,
         _rate(where, entry, "tokens_per_minute") or defaults.tokens_per_minute,
     )
-    return digest.lower(), ApiKey(str(tenant), limits)
+    console = entry.get("console", False)
+    if not isinstance(console, bool):
+        raise ConfigInvalid(f"{where}: console has to be true or false.")
+    return digest.lower(), ApiKey(str(tenant), limits, console)
 
 
 def _rate(where: str, entry: dict[str, object], name: str) -> float:

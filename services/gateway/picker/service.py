@@ -29,7 +29,7 @@ log = get_logger(__name__)
 class PickerService(GatewayService):
     """The endpoint picker as a service."""
 
-    serves_batches = False
+    serves_http = False
 
     def __init__(self, config: Config) -> None:
         section = config.endpoint_picker

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mooncache.auth import Authenticator, read_private_file
-from mooncache.errors import ConfigInvalid, Unauthenticated
+from mooncache.errors import ConfigInvalid, PermissionDenied, Unauthenticated
+from mooncache.gateway.core import console_session
 from mooncache.gateway.core.keyfile import FILE_BYTES_MAX, ApiKey, parse
 from mooncache.gateway.core.rate_limit import RateLimits
 
@@ -31,6 +32,7 @@ class Keyring:
         self._path = path
         self._defaults = defaults
         self._keys: dict[str, ApiKey] = {}
+        self._console_names: frozenset[str] = frozenset()
         self._stamp: tuple[int, int, int] | None = None
 
     def load(self) -> None:
@@ -41,6 +43,9 @@ class Keyring:
         if len(data) > FILE_BYTES_MAX:
             raise ConfigInvalid(f"gateway.keys_file {self._path} is larger than {FILE_BYTES_MAX} bytes.")
         self._keys = parse(data.decode("utf-8", "replace"), self._defaults)
+        self._console_names = frozenset(
+            digest[: console_session.KEY_DIGITS] for digest, key in self._keys.items() if key.console
+        )
         self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
 
     def refresh(self) -> bool:
@@ -62,6 +67,27 @@ class Keyring:
     def limit(self, defaults: RateLimits) -> None:
         """Other limits for whoever has none of its own; the file is read again for them by the next `refresh`."""
         self._defaults, self._stamp = defaults, None
+
+    def console_name(self, authorization: str) -> str:
+        """The name under which `Bearer <key>` signs in to the console.
+
+        Raises Unauthenticated for an unknown key, PermissionDenied for one that does not open the console.
+        """
+        caller = self.identify(authorization)
+        if caller.admin:
+            return console_session.CLUSTER
+        digest = hashlib.sha256(authorization.partition(" ")[2].strip().encode()).hexdigest()
+        name = digest[: console_session.KEY_DIGITS]
+        if not self.opens_console(name):
+            raise PermissionDenied(
+                f"This is a key of tenant {caller.tenant}. The console shows all tenants' requests, so it needs the "
+                "cluster token, or a key with `console = true` in gateway.keys_file."
+            )
+        return name
+
+    def opens_console(self, name: str) -> bool:
+        """Whether who signed in under this name may still see the console."""
+        return name == console_session.CLUSTER or name in self._console_names
 
     def identify(self, authorization: str) -> Caller:
         """Who presents `Bearer <key>`. Raises Unauthenticated; the key never shows in the text."""

@@ -1,0 +1,260 @@
+"""One look after another at the cluster, for all viewers of this gateway together; none while no page is open.
+
+Each look asks the conductor and the master at the same time, each question with a deadline. A part that does not answer
+is missing from the look, with a sentence; the rest is shown. Large clusters are looked at less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.message import Message
+
+from mooncache._version import __version__
+from mooncache.client.conductor_link import ConductorLink
+from mooncache.client.master_link import MasterLink
+from mooncache.errors import ConductorUnavailable, MooncacheError
+from mooncache.gateway.console.messages import conductor_view, instance_rows, node_rows
+from mooncache.gateway.console.viewers import Topic, Viewers
+from mooncache.gateway.core.console_book import DecisionBook, figures, series
+from mooncache.proto.v1 import conductor_pb2, master_pb2
+from mooncache.runtime.channel import Response
+from mooncache.runtime.clock import Clock
+
+LOOK_S: Final = 2.0
+_LOOK_S_PER_INSTANCE: Final = 0.005
+_LINGER_S: Final = 30.0  # a page that is loaded again finds the last look
+_CALL_S: Final = 2.0
+_ATTEMPT_S: Final = 1.0
+_TENANTS_S: Final = 10.0  # between two questions that the master passes on to every node
+_PAGE: Final = 64
+_FIRST_PAGE: Final = 256
+_PAGES_MAX: Final = 4  # of one look; a look that misses decisions says so
+_WINDOW_S: Final = 900.0
+_STEPS: Final = 30
+_REQUESTS_MAX: Final = 250
+_PROBLEMS_MAX: Final = 12
+_READY: Final = "ready"
+_ACTIVE: Final = "active"
+
+
+@dataclass(slots=True)
+class _ClusterLook:
+    """What the parts answered this time; None: nothing, and `silent` says why."""
+
+    conductor: dict[str, Any] | None = None
+    instances: list[dict[str, Any]] | None = None
+    master: master_pb2.GetStatusResponse | None = None
+    tenants: master_pb2.ListTenantsResponse | None = None
+    skipped: bool = False  # more decisions were made than a look reads
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+class Collector:
+    """Looks while there are viewers, and publishes what it sees. Owns its connections; `close` them.
+
+    link: of its own, so that what it asks never waits before a question of a request. `gateway_id`: as pages show it.
+    """
+
+    def __init__(self, link: ConductorLink, master: MasterLink, clock: Clock, viewers: Viewers) -> None:
+        self._link, self._master, self._clock, self._viewers = link, master, clock, viewers
+        self.gateway_id = ""
+        self._book = DecisionBook()
+        self._tenants: master_pb2.ListTenantsResponse | None = None
+        self._tenants_at_s = float("-inf")
+        self._alone_since_s: float | None = float("-inf")  # without viewers since ever
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            if not self._viewers.wanted.is_set() and self._lingered():
+                self._viewers.forget()
+                await self._viewers.wanted.wait()
+                self._alone_since_s = None
+            look = await self.look()
+            self._viewers.publish(self._events(look))
+            await self._clock.sleep(max(LOOK_S, len(look.instances or ()) * _LOOK_S_PER_INSTANCE))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._link.close()
+        await self._master.close()
+
+    async def decision(self, name: str, policy: str) -> str:
+        """The record of a decision as JSON, with what another policy would have done. Raises MooncacheError."""
+        request = conductor_pb2.GetDecisionRequest(id=name, policy=policy)
+        answer = await self._link.call("GetDecision", request, conductor_pb2.GetDecisionResponse, _CALL_S)
+        return str(answer.record_json)
+
+    async def look(self) -> _ClusterLook:
+        """Ask all parts at once."""
+        look = _ClusterLook()
+        await asyncio.gather(
+            self._conductor(look), self._instances(look), self._decisions(look), self._pool(look)
+        )
+        return look
+
+    def _lingered(self) -> bool:
+        """Whether there has been no viewer for a while."""
+        if self._viewers.wanted.is_set():
+            self._alone_since_s = None
+            return False
+        now_s = self._clock.now_s()
+        if self._alone_since_s is None:
+            self._alone_since_s = now_s
+        return now_s - self._alone_since_s >= _LINGER_S
+
+    async def _ask(self, method: str, request: Message, response_class: type[Response]) -> Response:
+        return await self._link.call(method, request, response_class, _CALL_S)
+
+    async def _conductor(self, look: _ClusterLook) -> None:
+        try:
+            answer = await self._ask(
+                "GetConductorStatus",
+                conductor_pb2.GetConductorStatusRequest(),
+                conductor_pb2.GetConductorStatusResponse,
+            )
+        except MooncacheError as error:
+            # One of an earlier version has no such call; the others say what is wrong with it.
+            if isinstance(error, ConductorUnavailable):
+                look.silent["conductor"] = error.message
+            return
+        look.conductor = conductor_view(answer)
+
+    async def _instances(self, look: _ClusterLook) -> None:
+        request = conductor_pb2.ListInstancesRequest(passports_apart=True)
+        try:
+            answer = await self._ask("ListInstances", request, conductor_pb2.ListInstancesResponse)
+        except MooncacheError as error:
+            look.silent["instances"] = error.message
+            return
+        look.instances = instance_rows(answer.instances)
+
+    async def _decisions(self, look: _ClusterLook) -> None:
+        """The newest decisions, then those that ran when they were looked at last."""
+        book = self._book
+        first = not len(book)
+        count, before, known = (_FIRST_PAGE if first else _PAGE), "", False
+        try:
+            for _ in range(_PAGES_MAX):
+                records = await self._page(before, count)
+                known = book.take(records) < len(records) or not records
+                if known:
+                    break
+                before = str(records[-1]["decision_id"])
+            look.skipped = not known and not first
+            before = book.next_look(_PAGE)
+            if before:
+                records = await self._page(before, _PAGE)
+                book.take(records)
+                if not records:
+                    book.forget_open(before)
+        except MooncacheError as error:
+            look.silent["requests"] = error.message
+
+    async def _page(self, before: str, count: int) -> list[dict[str, Any]]:
+        request = conductor_pb2.ListDecisionsRequest(before=before, count=count)
+        answer = await self._ask("ListDecisions", request, conductor_pb2.ListDecisionsResponse)
+        return [record for text in answer.records_json if isinstance(record := json.loads(text), dict)]
+
+    async def _pool(self, look: _ClusterLook) -> None:
+        try:
+            look.master = await self._ask_master(
+                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse
+            )
+            if self._clock.now_s() - self._tenants_at_s >= _TENANTS_S:
+                self._tenants_at_s = self._clock.now_s()
+                self._tenants = await self._ask_master(
+                    "ListTenants", master_pb2.ListTenantsRequest(), master_pb2.ListTenantsResponse
+                )
+        except MooncacheError as error:
+            if look.master is None:
+                look.silent["pool"] = error.message
+            self._tenants = None
+        look.tenants = self._tenants
+
+    async def _ask_master(self, method: str, request: Message, response_class: type[Response]) -> Response:
+        return await self._master.call(method, request, response_class, _CALL_S, attempt_s=_ATTEMPT_S)
+
+    def _events(self, look: _ClusterLook) -> dict[Topic, bytes]:
+        """The look as an event for each topic."""
+        nodes = node_rows(look.master, look.tenants) if look.master is not None else None
+        now_s = self._clock.wall_s()
+        head = {
+            "at_s": now_s,
+            "version": __version__,
+            "gateway": self.gateway_id,
+            "silent": look.silent,
+        }
+        requests = [asdict(row) for row in self._book.newest(_REQUESTS_MAX)]
+        documents: dict[Topic, dict[str, Any]] = {
+            Topic.OVERVIEW: self._overview(look, nodes, now_s),
+            Topic.REQUESTS: {"requests": requests, "skipped": look.skipped},
+            Topic.POOL: {"nodes": nodes},
+            Topic.INSTANCES: {"instances": look.instances, "nodes": nodes},
+        }
+        return {topic: event_of({**head, **document}) for topic, document in documents.items()}
+
+    def _overview(
+        self, look: _ClusterLook, nodes: list[dict[str, Any]] | None, now_s: float
+    ) -> dict[str, Any]:
+        since_s = now_s - _WINDOW_S
+        rows = self._book.within(since_s)
+        begins_s = self._book.begins_s()
+        # A full book may begin within the window: then the figures are those of a shorter one.
+        window_s = _WINDOW_S if len(rows) < len(self._book) or begins_s is None else now_s - begins_s
+        return {
+            "window_s": min(max(window_s, 1.0), _WINDOW_S),
+            "figures": figures(rows),
+            "series": series(rows, since_s, _WINDOW_S / _STEPS, _STEPS),
+            "skipped": look.skipped,
+            "conductor": look.conductor,
+            "instances": _counts(look.instances, "state", "role"),
+            "troubled": _troubled(look.instances, _READY),
+            "nodes": _counts(nodes, "state"),
+            "troubled_nodes": _troubled(nodes, _ACTIVE),
+            "pool": _pool_sums(look.master),
+        }
+
+
+def event_of(document: dict[str, Any]) -> bytes:
+    """A server-sent event; JSON has no raw line break, so one line holds it."""
+    return b"data: " + msgspec.json.encode(document) + b"\n\n"
+
+
+def _counts(rows: Sequence[dict[str, Any]] | None, *names: str) -> dict[str, Any] | None:
+    """How many rows there are, and of each value of these columns."""
+    if rows is None:
+        return None
+    return {
+        "count": len(rows),
+        **{name: dict(sorted(Counter(row[name] for row in rows).items())) for name in names},
+    }
+
+
+def _troubled(rows: Sequence[dict[str, Any]] | None, well: str) -> list[dict[str, Any]]:
+    """The first rows that are in another state."""
+    found = [
+        {"id": row["id"], "state": row["state"], "reason": row.get("reason") or row.get("remark") or ""}
+        for row in rows or ()
+        if row["state"] != well
+    ]
+    return found[:_PROBLEMS_MAX]
+
+
+def _pool_sums(status: master_pb2.GetStatusResponse | None) -> dict[str, Any] | None:
+    if status is None:
+        return None
+    return {
+        "used_bytes": sum(item.used_bytes for item in status.nodes),
+        "capacity_bytes": sum(item.node.capacity_bytes for item in status.nodes),
+        "blocks": status.block_count,
+        "master": status.master_id,
+        "complete": status.directory_complete,
+    }

@@ -1,0 +1,90 @@
+// How the cluster does: promises, cache, load and what is wrong, over the last quarter of an hour.
+
+import { chart, meter } from "./charts.js";
+import { el, put } from "./dom.js";
+import { bytes, count, duration, ms, percent, plural } from "./format.js";
+import { badge, silence, tile } from "./parts.js";
+
+export function overview(root) {
+  put(root, el("h1", null, "Overview"), el("p", { class: "dim" }, "Waiting for the first look …"));
+  return { topic: "overview", take: (document) => draw(root, document), close() {} };
+}
+
+function draw(root, document) {
+  put(root, heading(document), silence(document), tiles(document), charts(document), lists(document));
+}
+
+function heading(document) {
+  const conductor = document.conductor;
+  const facts = [`gateway ${document.gateway}`];
+  if (conductor) {
+    facts.push(`policy ${conductor.policy}`, conductor.admission ? "admission on" : "admission off",
+      `conductor up ${duration(conductor.uptime_s)}`, plural(conductor.gateways, "gateway", "gateways"));
+  }
+  return el("div", { class: "heading" },
+    el("div", null, el("h1", null, "Overview"),
+      el("p", { class: "dim" }, `Requests of the last ${duration(document.window_s)}${document.skipped ? " (there were more than a look reads; shares are of those that were read)" : ""}`)),
+    el("p", { class: "dim facts" }, facts.join(" · ")));
+}
+
+function tiles(document) {
+  const f = document.figures;
+  const broken = (f.states.refused ?? 0) + (f.states.failed ?? 0);
+  const running = document.conductor?.active ?? f.states.running ?? 0;
+  return el("section", { class: "tiles", "aria-label": "Figures" },
+    tile("Promises kept", percent(f.kept_share), f.judged ? `of ${plural(f.judged, "request", "requests")} with a promise` : "no request to judge yet",
+      f.kept_share === null ? "" : f.kept_share >= 0.99 ? "good" : f.kept_share >= 0.9 ? "busy" : "bad"),
+    tile("Hit ratio", percent(f.hit_share), `${count(f.cached_tokens)} of ${count(f.prompt_tokens)} prompt tokens`),
+    tile("Tokens not computed", count(f.cached_tokens), saved(f.saved_s)),
+    tile("Requests", count(f.requests), `${count(running)} running${broken ? `, ${count(broken)} refused or failed` : ""}`),
+    tile("First token", ms(f.ttft_p50_ms), `median; 95 of 100 within ${ms(f.ttft_p95_ms)}`),
+    tile("Between tokens", ms(f.tbt_p50_ms), `median; 95 of 100 within ${ms(f.tbt_p95_ms)}`));
+}
+
+/** Time of engines that caches saved; below 0 they took longer than computing was expected to. */
+function saved(seconds) {
+  if (seconds === null) return "time saved is not known yet";
+  return seconds < 0 ? `caches took ${duration(-seconds)} longer than computing` : `${duration(seconds)} of engines saved`;
+}
+
+function charts(document) {
+  const points = document.series.map((step) => step.at_s);
+  const pick = (name) => document.series.map((step) => step[name] ?? null);
+  const step = document.series.length > 1 ? duration(document.series[1].at_s - document.series[0].at_s) : "";
+  return el("section", { class: "plots", "aria-label": "Over time" },
+    chart({ title: `Requests in ${step}`, points, bars: true, format: count,
+      lines: [{ name: "made", values: pick("requests"), tone: "a" }, { name: "refused", values: pick("refused"), tone: "bad" }] }),
+    chart({ title: "Hit ratio", points, max: 1, format: percent, lines: [{ name: "tokens", values: pick("hit_share"), tone: "b" }] }),
+    chart({ title: "First token", points, format: ms,
+      lines: [{ name: "95 of 100", values: pick("ttft_p95_ms"), tone: "c" }, { name: "median", values: pick("ttft_p50_ms"), tone: "a" }] }),
+    chart({ title: "Promises kept", points, max: 1, format: percent, lines: [{ name: "requests", values: pick("kept_share"), tone: "good" }] }));
+}
+
+function lists(document) {
+  return el("section", { class: "halves" },
+    el("div", { class: "panel" }, el("h2", null, "Instances"), states(document.instances), trouble(document.troubled, "#/instances")),
+    el("div", { class: "panel" }, el("h2", null, "Pool"), pool(document), trouble(document.troubled_nodes, "#/pool")));
+}
+
+function states(counts) {
+  if (!counts) return el("p", { class: "dim" }, "not known");
+  if (!counts.count) return el("p", { class: "dim" }, "No instance is registered: start a worker.");
+  return el("ul", { class: "counts" },
+    Object.entries(counts.state).map(([state, number]) => el("li", null, badge(state), ` ${number.toLocaleString("en")}`)),
+    Object.entries(counts.role ?? {}).map(([role, number]) => el("li", { class: "dim" }, `${role} ${number.toLocaleString("en")}`)));
+}
+
+function pool(document) {
+  const sums = document.pool;
+  if (!sums) return el("p", { class: "dim" }, "not known");
+  const share = sums.capacity_bytes ? sums.used_bytes / sums.capacity_bytes : null;
+  return el("div", null,
+    meter(share, `${bytes(sums.used_bytes)} of ${bytes(sums.capacity_bytes)} of memory`),
+    el("p", { class: "dim" }, `${count(sums.blocks)} blocks · master ${sums.master}${sums.complete ? "" : " · the directory is still being rebuilt"}`),
+    states(document.nodes));
+}
+
+function trouble(rows, where) {
+  if (!rows.length) return null;
+  return el("ul", { class: "trouble" }, rows.map((row) => el("li", null, badge(row.state), " ", el("a", { href: where }, row.id), row.reason ? ` ${row.reason}` : "")));
+}

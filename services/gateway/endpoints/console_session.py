@@ -1,0 +1,53 @@
+"""/console/session: GET says who is signed in, POST signs in with `Authorization: Bearer`, DELETE signs out.
+
+The key comes in a header and never in a form or an address, so another site's page cannot send one, and no log has it.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+
+from mooncache._version import __version__
+from mooncache.config.serving import PolicyName
+from mooncache.errors import PermissionDenied
+from mooncache.gateway.core.console_session import CLUSTER, ConsoleSession
+from mooncache.gateway.shell.exchange import Exchange
+from mooncache.gateway.state import GatewayState
+
+
+async def handle(state: GatewayState, exchange: Exchange) -> None:
+    """Raises Unauthenticated or PermissionDenied for a key that does not open the console."""
+    console = state.require_console()
+    if exchange.method in ("GET", "HEAD"):
+        session = console.session(exchange)
+        cookie = console.renew(session) if session is not None else ""
+        if cookie:
+            exchange.reply_headers["set-cookie"] = cookie
+        await exchange.reply(200, _document(session))
+        return
+    if exchange.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise PermissionDenied("Only the console's own page signs in and out.")
+    if exchange.method == "POST":
+        begun, cookie = console.sign_in(exchange.headers.get("authorization", ""))
+        exchange.reply_headers["set-cookie"] = cookie
+        await exchange.reply(200, _document(begun))
+        return
+    exchange.reply_headers["set-cookie"] = console.sign_out()
+    await exchange.reply(200, _document(None))
+
+
+def _document(session: ConsoleSession | None) -> bytes:
+    if session is None:
+        return msgspec.json.encode({"signed_in": False, "version": __version__})
+    who = "the cluster token" if session.who == CLUSTER else f"key {session.who[:8]}…"
+    return msgspec.json.encode(
+        {
+            "signed_in": True,
+            "who": who,
+            "until_s": session.until_s,
+            "version": __version__,
+            "policies": get_args(PolicyName),
+        }
+    )

@@ -1,0 +1,123 @@
+"""The console's pages in a real browser: signing in, every page, hostile names, long lists, the keyboard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.gateway.browser import Page, browsing, find_browser
+from tests.gateway.test_console import HOSTILE, served
+
+CANDIDATE = {
+    "instance_id": HOSTILE,
+    "role": "both",
+    "local_tokens": 0,
+    "queue_ms": 1.0,
+    "best": "fetch",
+    "total_ms": 10.0,
+    "branches": [{"kind": "fetch", "fetch_tokens": 640, "prefix_tokens": 640, "total_ms": 10.0}],
+}
+
+
+@pytest.fixture
+async def page(tmp_path: Path, http: aiohttp.ClientSession) -> AsyncIterator[Page]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine (Debian package chromium)")
+    async with browsing(program, tmp_path / "browser", http) as found:
+        yield found
+
+
+async def enter(page: Page, url: str, key: str) -> None:
+    """Sign in with the keyboard alone; the field has the focus from the beginning."""
+    await page.call("Page.navigate", url=f"{url}/console")
+    await page.until("document.activeElement?.id === 'key'")
+    await page.type(key)
+    await page.press("Enter")
+
+
+async def test_every_page(page: Page, tmp_path: Path) -> None:
+    async with served(tmp_path / "state") as (bench, answers):
+        now_s = bench.gateway.state.clock.wall_s()
+        for number, each in enumerate(answers.records):
+            each.update(
+                made_at_s=now_s - number, tenant=HOSTILE, model=HOSTILE, message=HOSTILE, decode_candidates=[],
+                prefill_candidates=[CANDIDATE], inline_candidates=[], candidate_count=1, earlier=[],
+                expected={"without_cache_ms": 400.0, "ttft_ms": 100.0, "tbt_ms": 10.0}, expected_output_tokens=7,
+                chosen={"prefill": HOSTILE, "decode": "e", "branch": "fetch"},
+                spans=[
+                    {"leg": "prefill", "instance": HOSTILE, "part": "wait", "from_ms": 0.0, "to_ms": 10.0},
+                    {"leg": "prefill", "instance": HOSTILE, "part": "compute", "from_ms": 10.0, "to_ms": 110.0},
+                    {"leg": "decode", "instance": "e", "part": "generate", "from_ms": 120.0, "to_ms": 9000.0},
+                ],
+                what_if={"policy": "local", "known": True, "same": False, "message": HOSTILE, "expected": None},
+            )  # fmt: skip
+        bench.conductor.set_instances([bench.engines["e"].instance(instance_id=HOSTILE)])
+        await enter(page, bench.url, bench.key())  # a tenant's key
+        await page.until("document.querySelector('[role=alert]')?.textContent.includes('console = true')")
+        assert await page.value("document.querySelector('#nav').hidden") is True
+        # As many errors of the network are in the browser's log as answers were 403; nothing else is.
+        page.complaints.clear()
+
+        await enter(page, bench.url, bench.gateway.token.text)
+        await page.until(
+            "[...document.querySelectorAll('.tile')].some((t) => t.textContent.includes('80 %'))"
+        )
+        assert await page.value("document.cookie") == ""  # scripts cannot read the session
+        await page.until("document.querySelector('.note.bad')?.textContent.includes('Pool')")
+
+        await page.press("4")
+        await page.until(
+            f"[...document.querySelectorAll('td')].some((t) => t.textContent === {json.dumps(HOSTILE)})"
+        )
+        await page.press("3")
+        await page.until("document.querySelector('h1')?.textContent === 'Pool'")
+        await page.press("2")
+        await page.until("document.querySelectorAll('tbody tr.opens').length === 5")
+        await page.press("/")
+        assert await page.value("document.activeElement.type") == "search"
+        await page.type("r-3")
+        await page.until("document.querySelectorAll('tbody tr.opens').length === 1")
+        await page.press("Escape")
+        await page.value("document.querySelector('.scroll.tall').focus()")
+        await page.press("ArrowDown")
+        await page.press("Enter")
+        await page.until("document.querySelectorAll('.lane .span').length === 3")
+        assert await page.value("location.hash") == "#/request/d-3"
+        parts = await page.value("[...document.querySelectorAll('.lane .part')].map((p) => p.textContent)")
+        assert parts == ["waiting for blocks", "prefill", "decode"]
+        said = await page.value("document.querySelector('main').textContent")
+        assert "Another decision" in said
+        assert f"→ {HOSTILE}" in said
+        assert await page.value("document.querySelectorAll('main img, main script').length") == 0
+        assert not page.complaints  # no refusal by the content security policy, no error, no dialog
+
+
+async def test_a_thousand_instances_are_a_few_rows(page: Page, tmp_path: Path) -> None:
+    async with served(tmp_path / "state") as (bench, _):
+        engine = bench.engines["e"]
+        names = [f"e-{number:04}" for number in range(1000)]
+        bench.conductor.set_instances([engine.instance(instance_id=name) for name in names])
+        await enter(page, bench.url, bench.gateway.token.text)
+        await page.until("!document.querySelector('#nav').hidden")
+        await page.press("4")
+        await page.until("document.querySelector('.bar [role=status]')?.textContent === '1,000 instances'")
+        rows = "[...document.querySelectorAll('tbody tr:not(.gap)')].map((r) => r.cells[0].textContent)"
+        first = await page.value(rows)
+        assert first[0] == "e-0000"
+        assert len(first) < 80
+        await page.value(
+            "(() => { const s = document.querySelector('.scroll.tall'); s.scrollTop = s.scrollHeight; })()"
+        )
+        await page.until(f"{rows}.includes('e-0999')")
+        assert len(await page.value(rows)) < 80
+        assert await page.value("document.documentElement.scrollWidth <= innerWidth")
+        for theme in ("light", "dark", None):
+            await page.value("document.activeElement.blur()")
+            await page.press("t")
+            assert await page.value("document.documentElement.dataset.theme ?? null") == theme
+        assert not page.complaints
