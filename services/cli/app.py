@@ -29,6 +29,7 @@ from mooncache.cli import (
     trace,
 )
 from mooncache.cli import up as up_and_down
+from mooncache.cli.conformance import conformance
 from mooncache.cli.doctor.command import doctor
 from mooncache.cli.join import join
 from mooncache.cli.plan import plan
@@ -141,6 +142,7 @@ def build(chosen: str = "") -> App:
         bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)
     app.command(bench)
     app.command(simulate, group=TOOLS)
+    app.command(conformance, group=TOOLS)
     app.command(plan, group=TOOLS)
     app.command(reproduce, group=TOOLS)
     return app
