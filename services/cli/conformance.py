@@ -1,4 +1,4 @@
-"""`mooncache conformance`: try the promises that a KV store or an engine should keep, and judge."""
+"""`mooncache conformance`: try the promises that a KV store should keep, and judge."""
 
 from __future__ import annotations
 

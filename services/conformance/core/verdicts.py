@@ -9,7 +9,6 @@ from typing import Final
 
 from mooncache.errors import InvalidArgument
 
-SHOWN_MAX: Final = 3
 _SEEN_CHARS_MAX: Final = 600
 
 
@@ -29,9 +28,6 @@ class PromiseFamily(StrEnum):
     LIFETIMES = "lifetimes"
     LOAD = "load"
     FAILURE = "failure"
-    TOKENS = "tokens"
-    ISOLATION = "isolation"
-    LIMITS = "limits"
 
 
 class PromiseOutcome(StrEnum):
@@ -105,9 +101,3 @@ def chosen(promises: Sequence[PromiseText], only: Sequence[str]) -> list[Promise
             names = ", ".join(promise.name for promise in promises)
             raise InvalidArgument(f"There is no promise {name!r}. Promises: {names}.")
     return [each for each in promises if not only or each.name in only or str(each.family) in only]
-
-
-def some(bad: Sequence[str]) -> str:
-    """The first few of many sentences."""
-    more = f"; and {len(bad) - SHOWN_MAX} more" if len(bad) > SHOWN_MAX else ""
-    return "; ".join(bad[:SHOWN_MAX]) + more

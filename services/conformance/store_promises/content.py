@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any, Final
 
 from mooncache.conformance.core.content import content_of, difference
@@ -24,7 +25,7 @@ _SIZES: Final = (1, 2, 63, 64, 65, 511, 4095, 4096, 4097, 65_535, 65_536, 65_537
 _GUARD: Final = 64
 _GUARD_BYTE: Final = b"\xa5"
 _WRITER_BYTES: Final = 1 << 20
-_WRITER_START_S: Final = 120.0
+_WRITER_START_S: Final = 300.0
 _KILLS: Final = 2
 
 
@@ -87,9 +88,8 @@ def _bounds(bench: StoreBench) -> str:
         _check_room(room[: size + 2 * _GUARD], value, "get_into of larger memory")
         short = size // 2
         room = bytearray(_GUARD_BYTE * (size + 2 * _GUARD))
-        count = attempt(
-            lambda k=key, r=room, n=short: bench.store.get_into(k, memoryview(r)[_GUARD : _GUARD + n])
-        ).answer  # type: ignore[misc]
+        narrow = memoryview(room)[_GUARD : _GUARD + short]
+        count = attempt(partial(bench.store.get_into, key, narrow)).answer
         if count is not None:
             raise PromiseBrokenError(
                 f"get_into of {size} bytes into {short} answered {count}: that is no whole value"
@@ -159,7 +159,7 @@ def _dead_writer(bench: StoreBench) -> str:
     rng = bench.rng("kills")
     for number in range(_KILLS * bench.rounds):
         head = bench.key(f"dead-{number}").decode()
-        started, done, partial = _killed_writer(bench, config, head, rng.random() * 0.3)
+        started, done, half_key = _killed_writer(bench, config, head, rng.random() * 0.3)
         for place in range(started):
             key = f"{head}/{place}".encode()
             found = bench.store.get(key)
@@ -169,8 +169,8 @@ def _dead_writer(bench: StoreBench) -> str:
                 raise PromiseBrokenError(f"value {place} of a killed writer was put, and is missing")
             whole += found is not None
             bench.store.remove(key)
-        if partial:
-            bench.must_miss(partial.encode(), "was half written when its writer was killed")
+        if half_key:
+            bench.must_miss(half_key.encode(), "was half written when its writer was killed")
             half += 1
     return f"{_KILLS * bench.rounds} writers killed: {whole} values whole, {half} half written and invisible"
 
@@ -214,9 +214,9 @@ def _killed_writer(
         child.stdin.close()
         child.stdout.close()
     lines = said + rest.splitlines()
-    partial = next((line.removeprefix("half ") for line in lines if line.startswith("half ")), "")
+    half_key = next((line.removeprefix("half ") for line in lines if line.startswith("half ")), "")
     begun = len({line for line in lines if line.startswith("begin ")})
-    return begun, sum(line.startswith("done ") for line in lines), partial
+    return begun, sum(line.startswith("done ") for line in lines), half_key
 
 
 PROMISES: Final = {

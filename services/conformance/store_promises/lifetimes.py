@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Final
 
 from mooncache.conformance.core.content import content_of, difference
@@ -49,7 +50,7 @@ def _eviction(bench: StoreBench) -> str:
                 bench.may_read(client, keys[rng.randrange(recent, written[0])], size, counts)
 
     bench.other_client()
-    together(_TRY_S, "reads under pressure", [write, *(lambda n=n: read(n) for n in range(_READERS))])  # type: ignore[misc]
+    together(_TRY_S, "reads under pressure", [write, *(partial(read, number) for number in range(_READERS))])
     last = ReadCount()
     for key in keys:
         bench.may_read(bench.store, key, size, last)
