@@ -37,8 +37,9 @@ def main() -> None:
         key = f"{head}/{place}".encode()
         if not stays:
             store.remove(key)
+        value = content_of(key, size_bytes)
         _say(f"begin {place}")
-        store.put(key, content_of(key, size_bytes))
+        store.put(key, value)
         if stays:
             _say(f"done {place}")
     del part

@@ -159,7 +159,7 @@ def _dead_writer(bench: StoreBench) -> str:
     rng = bench.rng("kills")
     for number in range(_KILLS * bench.rounds):
         head = bench.key(f"dead-{number}").decode()
-        started, done, half_key = _killed_writer(bench, config, head, rng.random() * 0.3)
+        started, done, half_key = _killed_writer(bench, config, head, 0.05 + rng.random() * 0.3)
         for place in range(started):
             key = f"{head}/{place}".encode()
             found = bench.store.get(key)
@@ -194,11 +194,11 @@ def _killed_writer(
     said: list[str] = []
 
     def follow() -> None:
-        """Until the second put has ended."""
+        """Until the third put has begun."""
         assert child.stdout is not None
         for line in child.stdout:
             said.append(line.strip())
-            if said[-1] == "done 1":
+            if said[-1] == "begin 2":
                 return
         raise NotOfferedError("a process of its own cannot be a client: it ended before it had put anything")
 
