@@ -141,10 +141,8 @@ def build(chosen: str = "") -> App:
         listed = {} if name == chosen else {"help": what}
         bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)
     app.command(bench)
-    app.command(simulate, group=TOOLS)
-    app.command(conformance, group=TOOLS)
-    app.command(plan, group=TOOLS)
-    app.command(reproduce, group=TOOLS)
+    for tool in (simulate, plan, reproduce, conformance):
+        app.command(tool, group=TOOLS)
     return app
 
 

@@ -91,8 +91,8 @@ class StoreBench:
         found = (client or self.store).get(key)
         if found is None:
             raise PromiseBrokenError(f"{shown(key)} was put, and is missing, with nothing broken or full")
-        if told := difference(found, right):
-            raise PromiseBrokenError(f"{shown(key)}: {told}")
+        if wrong := difference(found, right):
+            raise PromiseBrokenError(f"{shown(key)}: {wrong}")
 
     def must_miss(self, key: bytes, why: str, client: StoreUnderTest | None = None) -> None:
         """Raises PromiseBrokenError: something is found under a key."""

@@ -25,9 +25,9 @@ def try_store(
     Raises:
         InvalidArgument: a name that no promise has.
     """
-    told = progress or TryProgress()
-    bench = StoreBench(store, secrets.token_hex(4), seed, rounds, told)
+    shown_to = progress or TryProgress()
+    bench = StoreBench(store, secrets.token_hex(4), seed, rounds, shown_to)
     try:
-        return try_all(subject, seed, bench, STORE_PROMISES, only, told)
+        return try_all(subject, seed, bench, STORE_PROMISES, only, shown_to)
     finally:
         bench.close()

@@ -53,8 +53,8 @@ def _round_trip(bench: StoreBench) -> str:
 
 
 def _check_room(room: bytearray, value: bytes, what: str) -> None:
-    if told := difference(bytes(room[_GUARD : _GUARD + len(value)]), value):
-        raise PromiseBrokenError(f"{what}: {told}")
+    if wrong := difference(bytes(room[_GUARD : _GUARD + len(value)]), value):
+        raise PromiseBrokenError(f"{what}: {wrong}")
     if set(room[:_GUARD]) | set(room[_GUARD + len(value) :]) != set(_GUARD_BYTE):
         raise PromiseBrokenError(f"{what} of {len(value)} bytes wrote outside of the destination")
 
@@ -163,8 +163,8 @@ def _dead_writer(bench: StoreBench) -> str:
         for place in range(started):
             key = f"{head}/{place}".encode()
             found = bench.store.get(key)
-            if found is not None and (told := difference(found, content_of(key, _WRITER_BYTES))):
-                raise PromiseBrokenError(f"a writer was killed, and of what it put: {told}")
+            if found is not None and (wrong := difference(found, content_of(key, _WRITER_BYTES))):
+                raise PromiseBrokenError(f"a writer was killed, and of what it put: {wrong}")
             if found is None and place < done:
                 raise PromiseBrokenError(f"value {place} of a killed writer was put, and is missing")
             whole += found is not None

@@ -53,8 +53,8 @@ def _broken_node(bench: StoreBench, breaks: str, mends: str) -> str:
     took_s = bench.until(RECOVERY_S, "puts and reads afterwards", lambda: works(bench))
     for key in keys:
         bench.may_read(bench.store, key, _SIZE, reads)
-    told = ", ".join(f"{count} {name}" for name, count in sorted(puts.items()))
-    return f"meanwhile and afterwards {reads.text()}; puts meanwhile: {told}; all works {took_s:.1f} s after the mend"
+    ended = ", ".join(f"{count} {name}" for name, count in sorted(puts.items()))
+    return f"meanwhile and afterwards {reads.text()}; puts meanwhile: {ended}; all works {took_s:.1f} s after the mend"
 
 
 def works(bench: StoreBench) -> None:
@@ -66,8 +66,8 @@ def works(bench: StoreBench) -> None:
             found = client.get(key)
             if found is None:
                 raise LookupError(f"{shown(key)} was put, and is missing")
-            if told := difference(found, content_of(key, _SIZE)):
-                raise PromiseBrokenError(f"after the mend, {shown(key)}: {told}")
+            if wrong := difference(found, content_of(key, _SIZE)):
+                raise PromiseBrokenError(f"after the mend, {shown(key)}: {wrong}")
             client.remove(key)
 
 

@@ -1,4 +1,4 @@
-"""Values and buffers that end or change while somebody uses them."""
+"""Values and buffers that end or change while they are in use."""
 
 from __future__ import annotations
 
@@ -155,9 +155,9 @@ def _settled_destination(bench: StoreBench) -> str:
         bench.store.put(key, content_of(key, size))
         bench.store.get(key)
     for number, (key, value, room) in enumerate(zip(keys, values, rooms, strict=True)):
-        if value is None or (told := difference(value, content_of(key, size))):
+        if value is None or (wrong := difference(value, content_of(key, size))):
             raise PromiseBrokenError(
-                f"a value that was read before its removal changed: {told if value else 'gone'}"
+                f"a value that was read before its removal changed: {wrong if value else 'gone'}"
             )
         if room.count(number) != size:
             raise PromiseBrokenError("a destination changed after get_into had returned")
