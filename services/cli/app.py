@@ -29,6 +29,7 @@ from mooncache.cli import (
     trace,
 )
 from mooncache.cli import up as up_and_down
+from mooncache.cli.conformance import conformance
 from mooncache.cli.doctor.command import doctor
 from mooncache.cli.join import join
 from mooncache.cli.plan import plan
@@ -140,9 +141,8 @@ def build(chosen: str = "") -> App:
         listed = {} if name == chosen else {"help": what}
         bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)
     app.command(bench)
-    app.command(simulate, group=TOOLS)
-    app.command(plan, group=TOOLS)
-    app.command(reproduce, group=TOOLS)
+    for tool in (simulate, plan, reproduce, conformance):
+        app.command(tool, group=TOOLS)
     return app
 
 

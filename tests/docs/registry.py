@@ -254,6 +254,13 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/simulation.md", "python -m tests.simulation"): Cannot(
         "needs the sources, not the installed package", ("tests/simulation/test_simulation.py",)
     ),
+    ("docs/conformance.md", "mooncache conformance --store pool"): Cannot(
+        "takes a minute", ("tests/conformance/test_own_stores.py::test_the_pool_keeps_every_promise",)
+    ),
+    ("docs/conformance.md", "mooncache conformance --store mypackage.kv:Store"): Cannot(
+        "a store of the reader's",
+        ("tests/conformance/test_own_stores.py::test_a_class_of_the_users_is_tried",),
+    ),
     ("docs/chaos.md", "mooncache chaos run --own"): Cannot(
         "takes minutes", ("tests/chaos/test_run.py::test_every_promise_is_kept",)
     ),

@@ -1,0 +1,158 @@
+"""`mooncache conformance`: try the promises that a KV store should keep, and judge."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from mooncache.cli.common import AsJson
+from mooncache.cli.conformance_progress import conformance_progress
+from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, print_json
+
+if TYPE_CHECKING:
+    from mooncache.conformance.core.verdicts import ConformanceReport
+    from mooncache.conformance.runner import TryProgress
+
+_WHAT = Group("What is tried", sort_key=10)
+_HOW = Group("How", sort_key=20)
+
+
+def conformance(
+    *,
+    store: Annotated[
+        str | None,
+        Parameter(group=_WHAT, help="A store: package.module:Class, or pool, or mooncake-store."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--set",
+            negative=(),
+            group=_WHAT,
+            help="name=value of the store's configuration; several times.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        Parameter(negative=(), group=_HOW, help="A promise or a family, by name; several times."),
+    ] = None,
+    rounds: Annotated[int, Parameter(group=_HOW, help="Work for each promise, as a multiple.")] = 1,
+    seed: Annotated[
+        int | None, Parameter(group=_HOW, help="Repeats a run: its sizes, bytes, damaged bits and orders.")
+    ] = None,
+    report: Annotated[
+        Path | None, Parameter(group=_HOW, help="Write what was found as a page, for a browser.")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Try what any KV store should promise, on one of yours or ours.
+
+    Each promise is passed, failed, or not applicable with the reason. The exit code is 0 when none was broken, 1 when
+    one was. docs/conformance.md has the promises, and what a class needs to be tried.
+
+    A pool of two nodes that is started for the run, broken, and removed:
+
+        mooncache conformance --store pool --report conformance.html
+
+    The pool that runs on this machine (nothing in it is broken):
+
+        mooncache conformance --store pool --set state_dir=~/.mooncache
+
+    Your store, with its configuration, and one family of promises alone:
+
+        mooncache conformance --store mypackage.kv:Store --set url=tcp://10.0.0.5 --only bytes
+    """
+    from mooncache.errors import InvalidArgument
+
+    if store is None:
+        raise InvalidArgument("Say what is to be tried: --store package.module:Class.")
+    if not 1 <= rounds <= 1000:
+        raise InvalidArgument(f"--rounds: {rounds} must be between 1 and 1000.")
+    seed = seed if seed is not None else secrets.randbelow(1_000_000)
+    with conformance_progress(quiet=json) as progress:
+        found = _try_store(store, settings or (), only or (), rounds, seed, progress)
+    return _finish(found, report, as_json=json)
+
+
+def _try_store(
+    name: str, settings: Sequence[str], only: Sequence[str], rounds: int, seed: int, progress: TryProgress
+) -> ConformanceReport:
+    from mooncache.conformance.store_contract import class_named
+    from mooncache.conformance.store_run import try_store
+    from mooncache.conformance.stores import OWN_STORES
+
+    make = class_named(OWN_STORES.get(name, name))
+    progress.work(f"starting {name}")
+    store = make(_configuration(settings))
+    try:
+        return try_store(store, name, seed, rounds, only, progress)
+    finally:
+        store.close()
+
+
+def _configuration(settings: Sequence[str]) -> dict[str, Any]:
+    """name=value pairs; a value that is a TOML literal (3, true) is read as that, others are text."""
+    import tomllib
+
+    from mooncache.errors import InvalidArgument
+
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or not name:
+            raise InvalidArgument(f"--set: {setting!r} is not name=value.")
+        try:
+            found[name] = tomllib.loads(f"value = {text}")["value"]
+        except (tomllib.TOMLDecodeError, KeyError):
+            found[name] = text
+    return found
+
+
+def _finish(found: ConformanceReport, page: Path | None, *, as_json: bool) -> int:
+    from mooncache.conformance.core.verdicts import PromiseOutcome
+
+    if page is not None:
+        _write_page(page, found)
+    if as_json:
+        print_json(_document(found))
+    else:
+        counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in PromiseOutcome)
+        word = "Every promise that could be tried was kept" if found.kept else "A promise was broken"
+        if not found.kept and not found.count(PromiseOutcome.FAIL):
+            word = "Nothing was tried"
+        console.print(f"{word}: {counts}. The same again: --seed {found.seed}", markup=False, highlight=False)
+    return EXIT_OK if found.kept else EXIT_MISS
+
+
+def _write_page(path: Path, found: ConformanceReport) -> None:
+    from mooncache.conformance.report_page import conformance_page
+    from mooncache.errors import InvalidArgument
+
+    try:
+        path.write_text(conformance_page(found), encoding="utf-8")
+    except OSError as error:
+        raise InvalidArgument(f"--report: {path} cannot be written: {error.strerror}.") from None
+
+
+def _document(found: ConformanceReport) -> dict[str, Any]:
+    return {
+        "subject": found.subject,
+        "kept": found.kept,
+        "seed": found.seed,
+        "seconds": round(found.seconds, 1),
+        "promises": [
+            {
+                "name": each.promise.name,
+                "family": each.promise.family,
+                "promise": each.promise.sentence,
+                "verdict": each.outcome,
+                "seen": each.seen,
+                "seconds": round(each.seconds, 2),
+            }
+            for each in found.verdicts
+        ],
+    }

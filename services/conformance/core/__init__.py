@@ -1,0 +1,1 @@
+"""Verdicts, and bytes that follow from their keys."""
