@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
 from tests.conditions import wait_until
-from tests.deploy.promql import Selector, references
+from tests.deploy.promql import Selector, queries_of_page, references
 from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,6 +43,13 @@ def alert_queries() -> list[str]:
     yaml = pytest.importorskip("yaml", reason="PyYAML reads the alerts")
     document = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
     return [rule["expr"] for group in document["groups"] for rule in group["rules"]]
+
+
+def runbook_queries() -> list[str]:
+    return queries_of_page((DEPLOY.parent / "docs" / "runbooks.md").read_text(encoding="utf-8"))
+
+
+SOURCES = {"dashboard": dashboard_queries, "alerts": alert_queries, "runbooks": runbook_queries}
 
 
 @dataclass
@@ -167,9 +174,9 @@ def metrics_addresses(cluster: EmbeddedCluster) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("source", ["dashboard", "alerts"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_every_name_and_label_exists(live: Live, source: str) -> None:
-    queries = dashboard_queries() if source == "dashboard" else alert_queries()
+    queries = SOURCES[source]()
     assert len(queries) > 10
     wrong = []
     for query in queries:
@@ -313,7 +320,8 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def test_a_real_prometheus_understands_every_query(prometheus: Prometheus, live: Live) -> None:
     may_be_empty = re.compile(r"[<>!]=?|==")  # comparisons and negative matchers may leave nothing over
-    waiting = [query.replace("$__rate_interval", "1m") for query in (*dashboard_queries(), *alert_queries())]
+    queries = [query for queries_of in SOURCES.values() for query in queries_of()]
+    waiting = [query.replace("$__rate_interval", "1m") for query in queries]
 
     def all_answer() -> bool:
         silent = []
