@@ -454,7 +454,13 @@ def _panel(panel: Panel, number: int, place: dict[str, int]) -> dict[str, Any]:
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         "targets": [
-            {"refId": chr(ord("A") + at), "datasource": _SOURCE, "expr": query, "legendFormat": legend}
+            {
+                "refId": chr(ord("A") + at),
+                "datasource": _SOURCE,
+                "expr": query,
+                "legendFormat": legend,
+                "exemplar": query.startswith("histogram_quantile("),
+            }
             for at, (query, legend) in enumerate(panel.queries)
         ],
     }

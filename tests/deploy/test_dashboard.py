@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
@@ -32,6 +33,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ADDED_BY_PROMETHEUS = {"job", "instance", "le"}
 JOBS = ("master", "store_node", "conductor", "gateway", "worker")
 REQUESTS_PER_MINUTE = 12
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
 def dashboard_queries() -> list[str]:
@@ -150,6 +152,10 @@ def live(cluster: EmbeddedCluster) -> Live:
     declared: set[str] = set()
     for places in addresses.values():
         for place in places:
+            asked = urllib.request.Request(f"http://{place}/metrics", headers={"Accept": OPENMETRICS})
+            with urllib.request.urlopen(asked, timeout=10) as response:
+                page = response.read().decode()
+            assert list(openmetrics.text_string_to_metric_families(page)), "a page that a strict reader takes"
             with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as response:
                 page = response.read().decode()
             for family in text_string_to_metric_families(page):
