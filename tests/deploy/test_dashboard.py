@@ -1,4 +1,4 @@
-"""Every query of the dashboard and the alerts, against the metrics of a running cluster."""
+"""Every query of the dashboards, the alerts and the runbooks, against the metrics of a running cluster."""
 
 from __future__ import annotations
 
@@ -36,9 +36,17 @@ REQUESTS_PER_MINUTE = 12
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
+DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
+dashboards = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+
+
 def dashboard_queries() -> list[str]:
-    document = json.loads((DEPLOY / "grafana" / "mooncache.json").read_text(encoding="utf-8"))
-    return [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+    """Of all dashboards; a query that stands in several of them once."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
+    found = [
+        target["expr"] for one in documents for panel in one["panels"] for target in panel.get("targets", ())
+    ]
+    return list(dict.fromkeys(found))
 
 
 def alert_queries() -> list[str]:
@@ -229,13 +237,45 @@ def test_most_panels_have_something_to_show(live: Live) -> None:
     }
 
 
-def test_the_dashboard_is_what_its_source_makes() -> None:
+def test_the_dashboards_are_what_their_source_makes() -> None:
     script = [sys.executable, str(DEPLOY / "grafana" / "dashboard.py"), "--check"]
     assert subprocess.run(script, timeout=60, check=False).returncode == 0, "run deploy/grafana/dashboard.py"
 
 
-def test_the_dashboard_is_complete() -> None:
-    document = json.loads((DEPLOY / "grafana" / "mooncache.json").read_text(encoding="utf-8"))
+def test_a_file_that_was_changed_by_hand_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "grafana"
+    shutil.copytree(DEPLOY / "grafana", folder)
+    (folder / DASHBOARDS[0].name).write_text("{}", encoding="utf-8")
+    script = [sys.executable, str(folder / "dashboard.py"), "--check"]
+    assert subprocess.run(script, timeout=60, check=False).returncode == 1
+
+
+def test_three_readers_and_one_vocabulary() -> None:
+    """Each has a dashboard with a name of its own, and a panel says the same in all of them."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
+    assert [path.name for path in DASHBOARDS] == [
+        "mooncache-capacity.json",
+        "mooncache-serving.json",
+        "mooncache.json",
+    ]
+    assert [one["uid"] for one in documents] == [path.stem for path in DASHBOARDS]
+    assert all(one["links"][0]["tags"] == one["tags"] == ["mooncache"] for one in documents), (
+        "they lead to each other"
+    )
+    said: dict[str, object] = {}
+    for panel in (panel for one in documents for panel in one["panels"] if panel["type"] != "row"):
+        what = (panel["description"], panel["targets"], panel["fieldConfig"])
+        assert said.setdefault(panel["title"], what) == what, panel["title"]
+    page = (DEPLOY.parent / "docs" / "observability.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")]
+    assert {name for row in rows for name in re.split(r"; |, (?=[A-Z])", row)} >= set(said), (
+        "the page has each panel"
+    )
+
+
+@dashboards
+def test_a_dashboard_is_complete(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
     panels = [panel for panel in document["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
     assert all(panel["description"] and panel["targets"] for panel in panels)

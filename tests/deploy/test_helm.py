@@ -372,8 +372,13 @@ def test_monitoring_finds_every_service_and_the_jobs_have_their_names() -> None:
         "no link that leads nowhere"
     )
     dashboard = named(objects, "ConfigMap", f"{RELEASE}-mooncache-dashboard")
-    source = (ROOT / "deploy" / "grafana" / "mooncache.json").read_text(encoding="utf-8")
-    assert dashboard["data"]["mooncache.json"].strip() == source.strip()
+    sources = {
+        path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deploy" / "grafana").glob("*.json")
+    }
+    assert len(sources) == 3
+    assert {name: text.strip() for name, text in dashboard["data"].items()} == {
+        name: text.strip() for name, text in sources.items()
+    }
 
 
 def test_objects_of_the_operator_come_along() -> None:
