@@ -149,7 +149,7 @@ def trace_id() -> str:
 
 
 def recorded_id(context: TraceContext | None = None) -> str:
-    """Id of a trace that somebody can open later: that of `context`, or the one here; "" when none is recorded."""
+    """Id of a trace that can be opened later: that of `context`, or the one here; "" when none is recorded."""
     found = context or _current.get()
     return found.trace_id if found is not None and found.sampled and _recorder else ""
 
