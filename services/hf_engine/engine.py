@@ -34,7 +34,6 @@ from mooncache.kvcache.lookup import TIMEOUT_S, LookupOutcome, LookupRequest
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.runtime.metrics import observe
 
 _IDLE_S = 0.1
 _JOIN_S = 30.0
@@ -452,11 +451,11 @@ class Engine:
         cache = None
         if sequence.generated == 1:
             sequence.first_token_s = now_s
-            observe(self.metrics.ttft, now_s - sequence.arrived_s, sequence.trace)
+            self.metrics.first_token(now_s - sequence.arrived_s, sequence.trace)
             self.metrics.prompt_tokens.inc(sequence.prompt_count)
             cache = cache_report_of(sequence)
         else:
-            observe(self.metrics.tbt, now_s - sequence.last_token_s, sequence.trace)
+            self.metrics.next_token(now_s - sequence.last_token_s, sequence.trace)
         sequence.last_token_s = now_s
         sampling = sequence.sampling
         stopped = chosen.token in sampling.stop_ids and sequence.generated >= sampling.min_tokens

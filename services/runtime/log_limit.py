@@ -26,7 +26,7 @@ class LineLimit:
         self._seconds: dict[str, _Second] = {}
 
     def admit(self, event: str, now_s: float) -> bool:
-        """Whether this line is written. Ask `over` first: a second that has left lines out is kept until it is reported."""
+        """Whether this line is written. Ask `over` first: it forgets the seconds that it reports."""
         if not self._lines_per_s:
             return True
         second = self._seconds.get(event)

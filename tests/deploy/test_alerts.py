@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conditions import wait_until
+from tests.deploy.chart import of_kind, template
 from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,3 +111,13 @@ def test_the_line_that_changes_the_address_changes_every_link(tmp_path: Path) ->
     links = re.findall(r'runbook_url: "(.+)#', copy.read_text(encoding="utf-8"))
     assert len(links) == ALERTS.count("- alert:")
     assert set(links) == {urllib.parse.urldefrag("https://wiki.example/mooncache/runbooks.md").url}
+
+
+def test_without_an_address_the_chart_makes_no_links() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML reads what helm renders")
+    done = template("--set", "metrics.prometheusRule.enabled=true")
+    assert done.returncode == 0, done.stderr
+    (made,) = of_kind(tuple(found for found in yaml.safe_load_all(done.stdout) if found), "PrometheusRule")
+    rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+    assert len(rules) == ALERTS.count("- alert:")
+    assert {tuple(rule["annotations"]) for rule in rules} == {("summary", "action")}
