@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conditions import wait_until
-from tests.deploy.chart import of_kind, template
+from tests.deploy.chart import INSECURE, SINGLE, of_kind, template
 from tests.ports import own_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def test_the_line_that_changes_the_address_changes_every_link(tmp_path: Path) ->
 
 def test_without_an_address_the_chart_makes_no_links() -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML reads what helm renders")
-    done = template("--set", "metrics.prometheusRule.enabled=true")
+    done = template(*INSECURE, *SINGLE, "--set", "metrics.prometheusRule.enabled=true")
     assert done.returncode == 0, done.stderr
     (made,) = of_kind(tuple(found for found in yaml.safe_load_all(done.stdout) if found), "PrometheusRule")
     rules = [rule for group in made["spec"]["groups"] for rule in group["rules"]]

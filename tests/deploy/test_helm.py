@@ -15,9 +15,11 @@ from mooncache.cli.app import build
 from mooncache.config import Config, load
 from tests.deploy.chart import (
     CHART,
+    INSECURE,
     NAMESPACE,
     RELEASE,
     ROOT,
+    SINGLE,
     VALUE_SETS,
     Object,
     component,
@@ -38,8 +40,6 @@ from tests.deploy.chart import (
 KUBERNETES = ("1.28", "1.32", "1.37")
 GROUPS_OF_OTHERS = ("cert-manager.io", "inference.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 sets = pytest.mark.parametrize("path", VALUE_SETS, ids=lambda path: path.stem)
-INSECURE = ("--set", "tls.enabled=false,tls.insecure=true")
-SINGLE = ("--set", "coordination.backend=embedded,master.replicas=1")
 
 
 def one(name: str) -> tuple[Object, ...]:
