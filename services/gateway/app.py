@@ -56,6 +56,7 @@ from mooncache.gateway.state import GatewayState
 from mooncache.runtime import tracing
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.metrics import observe
 from mooncache.runtime.run_op import clean_request_id
 
 PathHandler = Callable[[GatewayState, Exchange], Awaitable[None]]
@@ -324,7 +325,7 @@ class Endpoint:
         state = self._state
         elapsed_s = state.clock.now_s() - exchange.started_s
         state.stats.requests.labels(self.name, str(exchange.status)).inc()
-        state.stats.duration.labels(self.name).observe(elapsed_s)
+        observe(state.stats.duration.labels(self.name), elapsed_s)
         level = log.info if self._limited or outcome not in (EndCode.OK, Unauthenticated.name) else log.debug
         level(
             Event.HTTP_FINISHED,

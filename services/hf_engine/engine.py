@@ -451,11 +451,11 @@ class Engine:
         cache = None
         if sequence.generated == 1:
             sequence.first_token_s = now_s
-            self.metrics.ttft.observe(now_s - sequence.arrived_s)
+            self.metrics.first_token(now_s - sequence.arrived_s, sequence.trace)
             self.metrics.prompt_tokens.inc(sequence.prompt_count)
             cache = cache_report_of(sequence)
         else:
-            self.metrics.tbt.observe(now_s - sequence.last_token_s)
+            self.metrics.next_token(now_s - sequence.last_token_s, sequence.trace)
         sequence.last_token_s = now_s
         sampling = sequence.sampling
         stopped = chosen.token in sampling.stop_ids and sequence.generated >= sampling.min_tokens

@@ -26,7 +26,8 @@ from prometheus_client import Counter
 
 from mooncache.kvcache.in_place import PATH_TEXT, by_path
 from mooncache.kvcache.transfers import LoadReport, SaveReport
-from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.metrics import Metrics, observe
+from mooncache.runtime.tracing import TraceContext
 
 _TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _TBT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
@@ -74,6 +75,14 @@ class HfMetrics:
         self.preemptions = make.counter("preemptions", "Sequences that were preempted.")
         self.finished = make.counter("requests_finished", "Sequences by how they ended.", ("reason",))
         self.steps = make.counter("steps", "Forward passes.")
+
+    def first_token(self, elapsed_s: float, trace: TraceContext | None) -> None:
+        """Count the time to the first token of a sequence that is part of `trace`."""
+        observe(self.ttft, elapsed_s, trace)
+
+    def next_token(self, elapsed_s: float, trace: TraceContext | None) -> None:
+        """Count the time since the token before."""
+        observe(self.tbt, elapsed_s, trace)
 
     def loaded(self, failed: int, report: LoadReport) -> None:
         """One load is over."""

@@ -44,7 +44,6 @@ from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.passport import Passport
 from mooncache.runtime.engine_guard import EngineGuard
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.runtime.metrics import CONTENT_TYPE
 
 _BODY_BYTES_MAX = 64 << 20
 _INLINE_BODY_BYTES = 16 << 10  # larger bodies are tokenised beside the event loop
@@ -109,8 +108,9 @@ def make_app(state: ServerState) -> Starlette:
     async def health(_: Request) -> Response:
         return Response(status_code=200 if state.engine.alive else 503)
 
-    async def metrics(_: Request) -> Response:
-        return Response(state.engine.metrics.registry.render(), media_type=CONTENT_TYPE)
+    async def metrics(request: Request) -> Response:
+        page, content_type = state.engine.metrics.registry.page_for(request.headers.get("accept", ""))
+        return Response(page, media_type=content_type)
 
     guard = [Middleware(EngineGuard, key=state.api_key)] if state.api_key else []
     return Starlette(

@@ -219,7 +219,12 @@ def _quiet_transformers() -> None:
 
 def run(config: Config, options: HfOptions) -> int:
     """Be the engine's process; returns the exit status."""
-    logs.setup("hf_engine", level=config.logging.level, log_format=config.logging.format)
+    logs.setup(
+        "hf_engine",
+        level=config.logging.level,
+        log_format=config.logging.format,
+        info_lines_per_s=config.logging.info_lines_per_s,
+    )
     tracing.setup("engine", config)
     try:
         return asyncio.run(_serve(config, options))

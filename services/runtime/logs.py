@@ -8,15 +8,20 @@ it is in.
 
 from __future__ import annotations
 
+import atexit
 import enum
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+import threading
+import time
+from collections.abc import Callable, MutableMapping
 from functools import cache
 from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
+
+from mooncache.runtime.log_limit import LineLimit
 
 LogFormat = Literal["auto", "json", "console"]
 
@@ -24,6 +29,7 @@ LogFormat = Literal["auto", "json", "console"]
 class Event(enum.StrEnum):
     """Catalogue of event codes. Each value is what stands in a log line; the comment says when it is written."""
 
+    LOG_LINES_LEFT_OUT = "log.lines_left_out"  # `lines` info lines of the event `of` were over the limit
     SERVICE_STARTING = "service.starting"  # configuration is read, nothing listens yet
     SERVICE_READY = "service.ready"  # all ports listen
     SERVICE_DRAINING = "service.draining"  # the process was asked to stop, by a signal or a call
@@ -273,15 +279,46 @@ def _lines(stream: TextIO) -> _Lines:
     )  # one for each stream, because structlog keeps a lock for each file and never drops it
 
 
-def _make(stream: TextIO, level: str, log_format: LogFormat) -> object:
-    """Our own chain of processors, apart from structlog's global one, which belongs to the application."""
+class _Limited:
+    """A processor that drops info lines over the limit, and writes by `tell` what it dropped. For several threads."""
+
+    def __init__(self, limit: LineLimit, tell: Callable[[str, int], None]) -> None:
+        self._limit, self._tell = limit, tell
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, _logger: object, method: str, fields: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        now_s = time.monotonic()
+        with self._lock:
+            over = self._limit.over(now_s)
+            admitted = method != "info" or self._limit.admit(str(fields["event"]), now_s)
+        for event, lines in over:
+            self._tell(event, lines)
+        if not admitted:
+            raise structlog.DropEvent
+        return fields
+
+    def tell_rest(self) -> None:
+        """What was dropped and not reported yet."""
+        with self._lock:
+            rest = self._limit.rest()
+        for event, lines in rest:
+            self._tell(event, lines)
+
+
+def _make(stream: TextIO, level: str, log_format: LogFormat, *before: Any) -> Any:
+    """Our own chain of processors, apart from structlog's global one, which belongs to the application.
+
+    `before` are processors that come first.
+    """
     human = log_format == "console" or (log_format == "auto" and stream.isatty())
     colors = human and stream.isatty()
     lines = _lines(stream)
     return structlog.wrap_logger(
         structlog.PrintLogger(cast("TextIO", lines)),
         processors=[
-            structlog.contextvars.merge_contextvars,
+            *before,
             structlog.processors.add_log_level,
             lines.note_lost,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -295,32 +332,59 @@ def _make(stream: TextIO, level: str, log_format: LogFormat) -> object:
 
 
 _chosen: list[Any] = []  # at most one: what `setup` made
-_settings: list[tuple[str, LogFormat, TextIO | None]] = []  # at most one: from what
+_settings: list[tuple[str, LogFormat, TextIO | None, int]] = []  # at most one: from what
+_limited: list[_Limited] = []  # at most one: what `setup` made
 
 
 def _pipeline() -> Any:
     """What `setup` made; before it, what writes warnings."""
-    return _chosen[0] if _chosen else _make(sys.stderr, "warning", "auto")
+    return (
+        _chosen[0]
+        if _chosen
+        else _make(sys.stderr, "warning", "auto", structlog.contextvars.merge_contextvars)
+    )
 
 
 def setup(
-    service: str, *, level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None
+    service: str,
+    *,
+    level: str = "info",
+    log_format: LogFormat = "auto",
+    stream: TextIO | None = None,
+    info_lines_per_s: int = 0,
 ) -> None:
     """Configure logging of the process. "auto" means console on a terminal and JSON otherwise."""
-    _settings[:] = [(service, log_format, stream)]
-    _chosen[:] = [_make(stream or sys.stderr, level, log_format)]
+    _tell_rest()
+    chosen = stream or sys.stderr
+    summary = _make(chosen, level, log_format)  # of many calls, so without the request id of one
+
+    def tell(event: str, lines: int) -> None:
+        summary.info(Event.LOG_LINES_LEFT_OUT.value, logger=__name__, service=service, of=event, lines=lines)
+
+    _limited[:] = [_Limited(LineLimit(info_lines_per_s), tell)]
+    _settings[:] = [(service, log_format, stream, info_lines_per_s)]
+    _chosen[:] = [_make(chosen, level, log_format, _limited[0], structlog.contextvars.merge_contextvars)]
     structlog.contextvars.bind_contextvars(service=service)
+
+
+@atexit.register
+def _tell_rest() -> None:
+    """Lines that were left out in the last second of a process are reported, too."""
+    for limited in _limited:
+        limited.tell_rest()
 
 
 def set_level(level: str) -> None:
     """Write lines of another level from now on; does nothing before `setup`."""
     if _settings:
-        service, log_format, stream = _settings[0]
-        setup(service, level=level, log_format=log_format, stream=stream)
+        service, log_format, stream, limit = _settings[0]
+        setup(service, level=level, log_format=log_format, stream=stream, info_lines_per_s=limit)
 
 
 def reset() -> None:
     """Back to how it was before `setup`."""
+    _tell_rest()
+    _limited.clear()
     _chosen.clear()
     _settings.clear()
     structlog.contextvars.unbind_contextvars("service")

@@ -21,7 +21,7 @@ from typing import Final
 
 from mooncache.errors import ConfigInvalid
 from mooncache.runtime.bind import is_loopback
-from mooncache.runtime.metrics import CONTENT_TYPE, Metrics
+from mooncache.runtime.metrics import Metrics
 
 REQUEST_BYTES_MAX: Final = 8192
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -116,13 +116,14 @@ class ProbeServer:
         return _text(404, "paths: /metrics /health /ready /serving")
 
     def _metrics_answer(self, header_lines: list[str]) -> Answer:
+        pairs = (line.partition(":") for line in header_lines)
+        headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         if not self._open:
-            pairs = (line.partition(":") for line in header_lines)
-            headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
             presented = headers.get("authorization", "")
             if not hmac.compare_digest(presented.encode(), self._bearer.encode()):
                 return _text(401, "send the key of `mooncache token --metrics` as Authorization: Bearer")
-        return 200, CONTENT_TYPE, self._metrics.render()
+        page, content_type = self._metrics.page_for(headers.get("accept", ""))
+        return 200, content_type, page
 
 
 def _text(status: int, text: str) -> Answer:

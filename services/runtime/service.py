@@ -290,7 +290,12 @@ async def _tell_service_manager(word: str) -> None:
 
 def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:
     """Be the process of a service: logging, event loop (uvloop where it is installed), exit status 0, 1 or 2."""
-    logs.setup(name, level=config.logging.level, log_format=config.logging.format)
+    logs.setup(
+        name,
+        level=config.logging.level,
+        log_format=config.logging.format,
+        info_lines_per_s=config.logging.info_lines_per_s,
+    )
     tracing.setup(name, config)
 
     async def main() -> None:

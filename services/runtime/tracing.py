@@ -148,6 +148,12 @@ def trace_id() -> str:
     return context.trace_id if context else ""
 
 
+def recorded_id(context: TraceContext | None = None) -> str:
+    """Id of a trace that can be opened later: that of `context`, or the one here; "" when none is recorded."""
+    found = context or _current.get()
+    return found.trace_id if found is not None and found.sampled and _recorder else ""
+
+
 def inject(headers: MutableMapping[str, str]) -> MutableMapping[str, str]:
     """Add `traceparent` (and `tracestate`) of the current span to headers or metadata; returns the same mapping."""
     context = _current.get()

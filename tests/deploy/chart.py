@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "mooncache"
 VALUE_SETS = sorted((Path(__file__).parent / "helm_values").glob("*.yaml"))
 RELEASE, NAMESPACE = "rel", "ns"
+INSECURE = ("--set", "tls.enabled=false,tls.insecure=true")
+SINGLE = ("--set", "coordination.backend=embedded,master.replicas=1")
 Object = dict[str, Any]
 # What the kubelet and the cluster put in; a zone label is there as Kubernetes 1.35 and later copy it to pods.
 DOWNWARD = {

@@ -49,3 +49,10 @@ def references(query: str) -> References:
         rest = tuple(matcher for matcher in matchers if matcher[0] != "__name__")
         found.append(Selector(names[0] if names else name, pattern=bool(names), matchers=rest))
     return References(tuple(found), frozenset(grouped))
+
+
+def queries_of_page(text: str) -> list[str]:
+    """Queries that a page shows, each as a piece of code between backticks."""
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    pieces = [" ".join(piece.split()) for piece in re.findall(r"`([^`]+)`", prose)]
+    return [piece for piece in pieces if re.search(r"\bmooncache_[a-z]+_[a-z]|^up\b", piece)]

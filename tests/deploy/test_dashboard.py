@@ -1,4 +1,4 @@
-"""Every query of the dashboard and the alerts, against the metrics of a running cluster."""
+"""Every query of the dashboards, the alerts and the runbooks, against the metrics of a running cluster."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.settings import missing_modules
 from tests.conditions import wait_until
-from tests.deploy.promql import Selector, references
+from tests.deploy.promql import Selector, queries_of_page, references
 from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -32,17 +33,33 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ADDED_BY_PROMETHEUS = {"job", "instance", "le"}
 JOBS = ("master", "store_node", "conductor", "gateway", "worker")
 REQUESTS_PER_MINUTE = 12
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+
+
+DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
+dashboards = pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 
 
 def dashboard_queries() -> list[str]:
-    document = json.loads((DEPLOY / "grafana" / "mooncache.json").read_text(encoding="utf-8"))
-    return [target["expr"] for panel in document["panels"] for target in panel.get("targets", ())]
+    """Of all dashboards; a query that stands in several of them once."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
+    found = [
+        target["expr"] for one in documents for panel in one["panels"] for target in panel.get("targets", ())
+    ]
+    return list(dict.fromkeys(found))
 
 
 def alert_queries() -> list[str]:
     yaml = pytest.importorskip("yaml", reason="PyYAML reads the alerts")
     document = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))
     return [rule["expr"] for group in document["groups"] for rule in group["rules"]]
+
+
+def runbook_queries() -> list[str]:
+    return queries_of_page((DEPLOY.parent / "docs" / "runbooks.md").read_text(encoding="utf-8"))
+
+
+SOURCES = {"dashboard": dashboard_queries, "alerts": alert_queries, "runbooks": runbook_queries}
 
 
 @dataclass
@@ -143,6 +160,10 @@ def live(cluster: EmbeddedCluster) -> Live:
     declared: set[str] = set()
     for places in addresses.values():
         for place in places:
+            asked = urllib.request.Request(f"http://{place}/metrics", headers={"Accept": OPENMETRICS})
+            with urllib.request.urlopen(asked, timeout=10) as response:
+                page = response.read().decode()
+            assert list(openmetrics.text_string_to_metric_families(page)), "a page that a strict reader takes"
             with urllib.request.urlopen(f"http://{place}/metrics", timeout=10) as response:
                 page = response.read().decode()
             for family in text_string_to_metric_families(page):
@@ -167,9 +188,9 @@ def metrics_addresses(cluster: EmbeddedCluster) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("source", ["dashboard", "alerts"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_every_name_and_label_exists(live: Live, source: str) -> None:
-    queries = dashboard_queries() if source == "dashboard" else alert_queries()
+    queries = SOURCES[source]()
     assert len(queries) > 10
     wrong = []
     for query in queries:
@@ -216,13 +237,45 @@ def test_most_panels_have_something_to_show(live: Live) -> None:
     }
 
 
-def test_the_dashboard_is_what_its_source_makes() -> None:
+def test_the_dashboards_are_what_their_source_makes() -> None:
     script = [sys.executable, str(DEPLOY / "grafana" / "dashboard.py"), "--check"]
     assert subprocess.run(script, timeout=60, check=False).returncode == 0, "run deploy/grafana/dashboard.py"
 
 
-def test_the_dashboard_is_complete() -> None:
-    document = json.loads((DEPLOY / "grafana" / "mooncache.json").read_text(encoding="utf-8"))
+def test_a_file_that_was_changed_by_hand_is_noticed(tmp_path: Path) -> None:
+    folder = tmp_path / "grafana"
+    shutil.copytree(DEPLOY / "grafana", folder)
+    (folder / DASHBOARDS[0].name).write_text("{}", encoding="utf-8")
+    script = [sys.executable, str(folder / "dashboard.py"), "--check"]
+    assert subprocess.run(script, timeout=60, check=False).returncode == 1
+
+
+def test_three_readers_and_one_vocabulary() -> None:
+    """Each has a dashboard with a name of its own, and a panel says the same in all of them."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS]
+    assert [path.name for path in DASHBOARDS] == [
+        "mooncache-capacity.json",
+        "mooncache-serving.json",
+        "mooncache.json",
+    ]
+    assert [one["uid"] for one in documents] == [path.stem for path in DASHBOARDS]
+    assert all(one["links"][0]["tags"] == one["tags"] == ["mooncache"] for one in documents), (
+        "they lead to each other"
+    )
+    said: dict[str, object] = {}
+    for panel in (panel for one in documents for panel in one["panels"] if panel["type"] != "row"):
+        what = (panel["description"], panel["targets"], panel["fieldConfig"])
+        assert said.setdefault(panel["title"], what) == what, panel["title"]
+    page = (DEPLOY.parent / "docs" / "observability.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("|")]
+    assert {name for row in rows for name in re.split(r"; |, (?=[A-Z])", row)} >= set(said), (
+        "the page has each panel"
+    )
+
+
+@dashboards
+def test_a_dashboard_is_complete(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
     panels = [panel for panel in document["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in document["panels"]}) == len(document["panels"])
     assert all(panel["description"] and panel["targets"] for panel in panels)
@@ -313,7 +366,8 @@ def prometheus(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def test_a_real_prometheus_understands_every_query(prometheus: Prometheus, live: Live) -> None:
     may_be_empty = re.compile(r"[<>!]=?|==")  # comparisons and negative matchers may leave nothing over
-    waiting = [query.replace("$__rate_interval", "1m") for query in (*dashboard_queries(), *alert_queries())]
+    queries = [query for queries_of in SOURCES.values() for query in queries_of()]
+    waiting = [query.replace("$__rate_interval", "1m") for query in queries]
 
     def all_answer() -> bool:
         silent = []

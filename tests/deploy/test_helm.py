@@ -15,9 +15,11 @@ from mooncache.cli.app import build
 from mooncache.config import Config, load
 from tests.deploy.chart import (
     CHART,
+    INSECURE,
     NAMESPACE,
     RELEASE,
     ROOT,
+    SINGLE,
     VALUE_SETS,
     Object,
     component,
@@ -38,8 +40,6 @@ from tests.deploy.chart import (
 KUBERNETES = ("1.28", "1.32", "1.37")
 GROUPS_OF_OTHERS = ("cert-manager.io", "inference.networking.k8s.io", "keda.sh", "monitoring.coreos.com")
 sets = pytest.mark.parametrize("path", VALUE_SETS, ids=lambda path: path.stem)
-INSECURE = ("--set", "tls.enabled=false,tls.insecure=true")
-SINGLE = ("--set", "coordination.backend=embedded,master.replicas=1")
 
 
 def one(name: str) -> tuple[Object, ...]:
@@ -356,10 +356,16 @@ def test_monitoring_finds_every_service_and_the_jobs_have_their_names() -> None:
     assert jobs == {"master", "store_node", "conductor", "gateway"}
     (rule,) = of_kind(objects, "PrometheusRule")
     alerts = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
-    assert rule["spec"] == yaml.safe_load(alerts)
+    page = "https://wiki.example/mooncache/runbooks.md"
+    assert rule["spec"] == yaml.safe_load(alerts.replace("{{ $externalURL }}/user/runbooks.md", page))
     dashboard = named(objects, "ConfigMap", f"{RELEASE}-mooncache-dashboard")
-    source = (ROOT / "deploy" / "grafana" / "mooncache.json").read_text(encoding="utf-8")
-    assert dashboard["data"]["mooncache.json"].strip() == source.strip()
+    sources = {
+        path.name: path.read_text(encoding="utf-8") for path in (ROOT / "deploy" / "grafana").glob("*.json")
+    }
+    assert len(sources) == 3
+    assert {name: text.strip() for name, text in dashboard["data"].items()} == {
+        name: text.strip() for name, text in sources.items()
+    }
 
 
 def test_objects_of_the_operator_come_along() -> None:

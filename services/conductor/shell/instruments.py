@@ -13,7 +13,7 @@ from mooncache.conductor.core.outcome import HandoverResult, Learned
 from mooncache.conductor.core.policy.types import Branch
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.leg_hint import LegRole
-from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.metrics import Metrics, observe
 
 _DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25)
 _ERROR_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.33, 2.0, 4.0, 10.0)
@@ -140,10 +140,10 @@ class ConductorMetrics:
         choice = decision.choice
         self.done.decisions[choice.reason] += 1
         self.decisions.labels(choice.reason).inc()
-        self.decision_seconds.observe(elapsed_s)
+        observe(self.decision_seconds, elapsed_s)
         self.pool_lookups.labels(decision.pool.state).inc()
         if decision.pool.elapsed_s:
-            self.pool_seconds.observe(decision.pool.elapsed_s)
+            observe(self.pool_seconds, decision.pool.elapsed_s)
         self.odd_costs.inc(choice.invalid_costs)
         if not choice.admitted:
             return

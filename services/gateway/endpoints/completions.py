@@ -35,6 +35,7 @@ from mooncache.gateway.shell.exchange import SILENCE_MAX_S, ClientGone, Exchange
 from mooncache.gateway.shell.leg_runner import LegRunner
 from mooncache.gateway.state import GatewayState
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.metrics import observe
 
 INLINE_BYTES: Final = 256 << 10
 _SPACE: Final = b" \t\r\n"
@@ -156,7 +157,7 @@ class Intake:
             choice_count_max=body.CHOICES_MAX,
         )
         elapsed_s = state.clock.now_s() - started_s
-        state.stats.read_beside.observe(elapsed_s)
+        observe(state.stats.read_beside, elapsed_s)
         if has_source:
             state.tokenizers.note(self.model, prepared.tokenized, elapsed_s)
         return prepared
@@ -257,7 +258,7 @@ class RequestDriver:
         await self._first_plan()
         # Only now: what the conductor refuses costs the tenant nothing.
         self._account.charge(self._planner.prompt_tokens)
-        self._state.stats.overhead.observe(self._account.elapsed_ms() / 1e3)
+        observe(self._state.stats.overhead, self._account.elapsed_ms() / 1e3)
         model = self._state.fleet.models.get(self._request.model)
         if self._planner.plan.shard_blocks and model is not None and model.passport is not None:
             public_salt = self._state.tokenizers.public_salt
@@ -282,7 +283,7 @@ class RequestDriver:
 
     async def _stream(self, stream: DecodeStream, record: LegRecord) -> None:
         stats, editor, exchange = self._state.stats, self._account.editor, self._exchange
-        stats.ttft.labels(self._request.model).observe(self._account.elapsed_ms() / 1e3)
+        observe(stats.ttft.labels(self._request.model), self._account.elapsed_ms() / 1e3)
         editor.prefill_tokens = self._account.cached_tokens
         editor.planned_tokens = self._legs.planned_tokens()
         self._legs.follow_prefill()
@@ -296,7 +297,7 @@ class RequestDriver:
             stats.events.inc(editor.event_count)
             if editor.event_count > 1:
                 elapsed_s = self._state.clock.now_s() - started_s
-                stats.tbt.labels(self._request.model).observe(elapsed_s / (editor.event_count - 1))
+                observe(stats.tbt.labels(self._request.model), elapsed_s / (editor.event_count - 1))
             record.usage, record.cache = editor.usage, editor.cache
         if not editor.done:
             await exchange.write(faults.DONE)

@@ -44,6 +44,7 @@ from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.metrics import observe
 
 REPORT_LANES: Final = 2
 SHARD_BLOCKS_MAX: Final = 1024
@@ -141,7 +142,7 @@ class Conductor:
             self._refused(error)
             return None
         self._refusal = ""
-        self._stats.schedule.observe(self._clock.now_s() - started_s)
+        observe(self._stats.schedule, self._clock.now_s() - started_s)
         self._note(None)
         return response
 

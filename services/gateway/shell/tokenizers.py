@@ -25,6 +25,7 @@ from mooncache.kvcache.identity import tokenizer_digest
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.metrics import observe
 
 if TYPE_CHECKING:
     from mooncache.gateway.tokens import PromptReader
@@ -190,7 +191,7 @@ class Tokenizers:
         elif model.passport is None:
             self._stats.no_keys.labels(NoKeys.NO_PASSPORT).inc()
         else:
-            self._stats.tokenise.observe(elapsed_s)
+            observe(self._stats.tokenise, elapsed_s)
 
     def compare(self, model: str, tokens: int, engine_tokens: int) -> None:
         """Take an engine's count of a prompt that was tokenised here.
