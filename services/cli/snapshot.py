@@ -32,6 +32,7 @@ from mooncache.conductor.core.members import MemberKind
 from mooncache.config import load
 from mooncache.errors import MooncacheError, NodeUnavailable
 from mooncache.proto.v1 import conductor_pb2, master_pb2
+from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_channel import GrpcChannel
@@ -200,6 +201,10 @@ class ClusterPoller:
 
     async def _gateway_metrics(self, found: ClusterSnapshot, url: str) -> None:
         scheme, _, address = url.partition("://")
+        if scheme != "https" and not (
+            is_loopback(address.rpartition(":")[0].strip("[]")) or self.config.tls.insecure
+        ):
+            return  # the token is not shown to a network without TLS
         context = http_client_context(self._tls) if scheme == "https" else None
         status, body = await http_get(
             address, "/metrics", token=self._token, timeout_s=min(2.0, self._timeout_s), tls=context

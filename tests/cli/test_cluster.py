@@ -169,7 +169,11 @@ def test_files_and_pipes(up: Up, tmp_path: Path) -> None:
 
 def test_status(up: Up) -> None:
     status = up.json("status")
-    assert set(status) == {"master", "masters", "nodes", "parts"}
+    assert set(status) == {"master", "masters", "nodes", "parts", "members", "members_error"}
+    assert {row["name"]: row["here"]["part"] for row in status["members"] if row["kind"] == "store node"} == {
+        "node-1": "node-1",
+        "node-2": "node-2",
+    }
     assert status["master"]["leading"] is True
     assert {node["state"] for node in status["nodes"]} == {"active"}
     human = up.run("status")

@@ -159,11 +159,10 @@ def test_where_up_started_them_the_supervisors_facts_are_beside_them(site: Site)
 
 def test_the_doctor_sees_versions_and_clocks_of_all(site: Site) -> None:
     done = site.run("doctor", "--json", "--timeout", "60s")
-    found = json.loads(done.stdout)
-    results = [row for group in found["groups"].values() for row in group] if "groups" in found else found
-    text = json.dumps(results)
-    assert "are heard of, on 2 hosts" in text
-    assert f"{host_name()} (anothe)" in text, "its clock was compared"
+    checks = {(one["check"], one["subject"]): one for one in json.loads(done.stdout)["checks"]}
+    assert checks["processes", "cluster"]["why"].endswith("are heard of, on 2 hosts")
+    assert checks["versions", "cluster"]["status"] == "pass"
+    assert checks["clock", f"{host_name()} (anothe)"]["status"] == "pass", "a host without a store node"
 
 
 def test_a_killed_one_is_silent_then_gone_and_one_that_ends_has_stopped(site: Site) -> None:
