@@ -120,8 +120,10 @@ def member_problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _up(row: Mapping[str, Any]) -> str:
     """Since when it runs; a clock that differs would show nonsense, so nothing below 0."""
-    if row["state"] in (Presence.GONE, Presence.STOPPED):
+    if row["state"] == Presence.STOPPED:
         return f"ended {human_age(row['heard_age_s'])} ago"
+    if row["state"] == Presence.GONE:
+        return ""
     return "" if row["started_s"] is None else human_age(max(0.0, time.time() - row["started_s"]))
 
 

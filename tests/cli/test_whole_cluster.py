@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 from mooncache._version import __version__
+from mooncache.cli.common import Where
+from mooncache.cli.snapshot import ClusterPoller, ClusterSnapshot
 from mooncache.client.host import host_id
 from mooncache.client.members import host_name
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
@@ -54,13 +57,31 @@ class Site:
         return dict(json.loads(done.stdout))
 
     def states(self) -> dict[str, str]:
-        """The state of each process by its kind and port."""
-        return {f"{row['kind']} {port_of(row)}": row["state"] for row in self.status()["members"]}
+        """The state of each process by its kind and port, as `mooncache status` gets it; nothing without a conductor."""
 
-    def becomes(self, name: str, *states: str) -> None:
+        async def look() -> ClusterSnapshot:
+            poller = ClusterPoller(Where(state_dir=self.elsewhere))
+            try:
+                return await poller.poll(with_metrics=False)
+            finally:
+                await poller.close()
+
+        rows = asyncio.run(look()).members or []
+        return {f"{row['kind']} {port_of(row)}": row["state"] for row in rows}
+
+    def becomes(self, name: str, *states: str) -> list[str]:
+        """Wait for one of the states; returns those that were seen on the way."""
         part = self.parts[name]
-        key = f"{part.service.value.replace('_', ' ')} {part.port}"
-        wait_until(lambda: self.states().get(key) in states, f"{name} is {states}", CHANGE_S, every_s=0.5)
+        key, seen = f"{part.service.value.replace('_', ' ')} {part.port}", [""]
+
+        def look() -> bool:
+            state = self.states().get(key, "")
+            if state != seen[-1]:
+                seen.append(state)
+            return state in states
+
+        wait_until(look, lambda: f"{name} is {states}: {seen}", CHANGE_S, every_s=0.5)
+        return seen[1:]
 
 
 def port_of(row: dict[str, Any]) -> str:
@@ -166,22 +187,24 @@ def test_the_doctor_sees_versions_and_clocks_of_all(site: Site) -> None:
 
 
 def test_a_killed_one_is_silent_then_gone_and_one_that_ends_has_stopped(site: Site) -> None:
+    site.becomes("g1", "ready")
+    site.becomes("g2", "ready")
     site.parts["g1"].send(signal.SIGKILL)
-    site.becomes("g1", "silent")
+    assert site.becomes("g1", "gone") == ["ready", "silent", "gone"]
     assert "last heard of" in site.run("status").stdout.decode()
     site.parts["g2"].send(signal.SIGTERM)
-    site.becomes("g2", "stopped")
-    site.becomes("g1", "gone")
+    assert "silent" not in site.becomes("g2", "stopped")
     site.parts["g1"].start()
     site.becomes("g1", "ready")
 
 
 def test_a_new_leader_lists_them_all_and_misses_the_former(site: Site) -> None:
-    before = set(site.states())
+    site.becomes("g1", "ready")
+    before = site.states()
     leader = next(
         part
         for part in site.parts.values()
-        if site.states().get(f"conductor {part.port}") == "leader" and part.service == ServiceKind.CONDUCTOR
+        if before.get(f"conductor {part.port}") == "leader" and part.service == ServiceKind.CONDUCTOR
     )
     leader.send(signal.SIGKILL)
     other = next(
@@ -190,7 +213,7 @@ def test_a_new_leader_lists_them_all_and_misses_the_former(site: Site) -> None:
         if part.service == ServiceKind.CONDUCTOR and part.name != leader.name
     )
     site.becomes(other, "leader")
-    assert set(site.states()) == before
+    assert set(site.states()) == set(before)
     site.becomes(leader.name, "silent", "gone")
     leader.start()
     site.becomes(leader.name, "standby")
