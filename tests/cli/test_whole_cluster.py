@@ -57,7 +57,7 @@ class Site:
         return dict(json.loads(done.stdout))
 
     def states(self) -> dict[str, str]:
-        """The state of each process by its kind and port, as `mooncache status` gets it; nothing without a conductor."""
+        """The state of each process by its kind and port, as `mooncache status` gets it; none without a conductor."""
 
         async def look() -> ClusterSnapshot:
             poller = ClusterPoller(Where(state_dir=self.elsewhere))
