@@ -62,7 +62,7 @@ class ConductorService(Service):
         """Make the state; nothing is known yet."""
         self._pool = PoolLookup(self.config, self.token.text, self.clock)
         self._copies = Copies(self.config, self.token.text, self.clock)
-        self._pool_status = PoolStatus(self.config, self.token.text, self.clock)
+        self._pool_status = PoolStatus(self.config, self.token.text, self.clock, random.Random())
         self.state = ConductorState(
             self.config,
             clock=self.clock,

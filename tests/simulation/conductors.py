@@ -62,7 +62,7 @@ class SimConductor:
 
     async def _run(self) -> None:
         duties = DutyRunner(self.clock, self.world.duty_failed(self.name))
-        pool = PoolStatus(self.world.config, CLUSTER.text, self.clock)
+        pool = PoolStatus(self.world.config, CLUSTER.text, self.clock, random.Random(self.world.seed))
         duties.start(conductor_duties(self.state, self.peers, pool, self._member))
 
     def _member(self) -> pb.Member:

@@ -21,15 +21,15 @@ _ATTEMPT_S: Final = 1.0
 class PoolStatus:
     """Asks the masters in turn; opened with the first question."""
 
-    def __init__(self, config: Config, token: str, clock: Clock) -> None:
-        self._config, self._token, self._clock = config, token, clock
+    def __init__(self, config: Config, token: str, clock: Clock, rng: random.Random) -> None:
+        self._config, self._token, self._clock, self._rng = config, token, clock, rng
         self._link: MasterLink | None = None
 
     async def ask(self) -> master_pb2.GetStatusResponse:
         """The answer of the master that leads, or of any other one. Raises MooncacheError."""
         if self._link is None:
             targets = parse_targets(self._config.cluster.master_targets)
-            self._link = MasterLink(targets, self._channel, self._clock, random.Random())
+            self._link = MasterLink(targets, self._channel, self._clock, self._rng)
         answer = await self._link.call(
             "GetStatus",
             master_pb2.GetStatusRequest(),
