@@ -190,6 +190,7 @@ def test_a_killed_one_is_silent_then_gone_and_one_that_ends_has_stopped(site: Si
     site.becomes("g1", "ready")
     site.becomes("g2", "ready")
     site.parts["g1"].send(signal.SIGKILL)
+    site.parts["g1"].wait(10.0)
     assert site.becomes("g1", "gone") == ["ready", "silent", "gone"]
     assert "last heard of" in site.run("status").stdout.decode()
     site.parts["g2"].send(signal.SIGTERM)
@@ -207,6 +208,7 @@ def test_a_new_leader_lists_them_all_and_misses_the_former(site: Site) -> None:
         if before.get(f"conductor {part.port}") == "leader" and part.service == ServiceKind.CONDUCTOR
     )
     leader.send(signal.SIGKILL)
+    leader.wait(10.0)
     other = next(
         name
         for name, part in site.parts.items()
