@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -27,6 +27,10 @@ from mooncache.reporting.output import (
 )
 from mooncache.topology import machine
 from mooncache.topology.core import choose
+
+if TYPE_CHECKING:
+    from mooncache.cli.snapshot import ClusterSnapshot
+    from mooncache.client.state_dir import ClusterFile
 
 _POLL_S = 0.2
 _TASK_OVER = {master_pb2.TASK_STATE_DONE, master_pb2.TASK_STATE_FAILED, master_pb2.TASK_STATE_CANCELLED}
@@ -102,10 +106,10 @@ def status_document(response: master_pb2.GetStatusResponse) -> dict[str, Any]:
 
 
 def status(*, where: Where = HERE, json: AsJson = False) -> int:
-    """Show what serves (gateways, conductor, engines) and the pool (master, store nodes).
+    """Show what serves (conductor, engines), the pool (master, store nodes), and every process, host by host.
 
-    Gateways and engines on other hosts are shown as the conductor knows them (--conductor, or
-    cluster.conductor_target).
+    It shows the whole cluster from any host that knows the conductor and the master: one that joined, or one with
+    --conductor and --master, or cluster.conductor_target and cluster.master_targets.
 
     For example:
 
@@ -115,17 +119,18 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     """
     import asyncio
 
-    from mooncache.cli.snapshot import ClusterPoller, ClusterSnapshot, part_problems
+    from mooncache.cli.snapshot import ClusterPoller, part_problems
     from mooncache.errors import MasterUnavailable
 
-    async def once() -> tuple[ClusterSnapshot, str, str]:
+    async def once() -> tuple[ClusterSnapshot, ClusterPoller]:
         poller = ClusterPoller(where)
         try:
-            return await poller.poll(with_metrics=False), poller.gateway_url, poller.conductor_target
+            return await poller.poll(with_metrics=False), poller
         finally:
             await poller.close()
 
-    snapshot, gateway_url, conductor_target = asyncio.run(once())
+    snapshot, poller = asyncio.run(once())
+    gateway_url, conductor_target = poller.gateway_url, poller.conductor_target
     master_error = snapshot.master_error or MasterUnavailable("The master did not answer.")
     silent = snapshot.conductor is None and not snapshot.parts
     if snapshot.status is None and (
@@ -136,6 +141,7 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
         status_document(snapshot.status) if snapshot.status is not None else {"master": None, "nodes": []}
     )
     document["parts"] = [asdict(part) for part in snapshot.parts]
+    document |= _members_of(snapshot, poller.cluster, poller.host_id)
     if snapshot.status is None:
         document["master_error"] = master_error.message
     if any(node["rails"] for node in document["nodes"]):
@@ -154,22 +160,46 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
         print_json(document)
     else:
         if conductor_target:
-            _show_serving(document["serving"])
+            _show_serving(document["serving"], listed=snapshot.members is not None)
         if snapshot.status is not None:
             _show_pool(document)
         else:
             console.print(f"master    {master_error.message}", style="red", markup=False, soft_wrap=True)
+        _show_members(document, poller.host_id)
         for line in part_problems(snapshot.parts):
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     return EXIT_OK if snapshot.status is not None else exit_code_of(master_error.code)
 
 
-def _show_serving(serving: dict[str, Any]) -> None:
+def _members_of(snapshot: ClusterSnapshot, cluster: ClusterFile | None, own: str) -> dict[str, Any]:
+    """Every process that is known, and a sentence where some may be missing."""
+    from mooncache.cli.member_rows import pool_rows, with_local_facts
+
+    if snapshot.members is not None:
+        stale = "the conductor knows nothing new of masters and store nodes: " + snapshot.pool_reason
+        return {"members": snapshot.members, "members_error": stale if snapshot.pool_reason else ""}
+    rows = with_local_facts(pool_rows(snapshot.status), cluster, own) if snapshot.status is not None else []
+    missing = f"gateways, conductors and workers are not listed: {snapshot.members_error}"
+    return {"members": rows, "members_error": missing}
+
+
+def _show_members(document: dict[str, Any], own_host_id: str) -> None:
+    from mooncache.cli.member_rows import show_members
+
+    if document["members"]:
+        console.print()
+        show_members(document["members"], own_host_id)
+    if document["members_error"] and (document.get("serving") or not document["members"]):
+        console.print(document["members_error"], style="yellow", markup=False, soft_wrap=True)
+
+
+def _show_serving(serving: dict[str, Any], *, listed: bool) -> None:
+    """listed: the gateways follow in the list of processes."""
     gateway, conductor = serving["gateway"], serving["conductor"]
     if gateway is not None:
         console.print(f"gateway   [bold]{gateway['url']}/v1[/] ", end="")
         _say_ready(gateway["reason"])
-    for other in conductor.get("gateways", ()):
+    for other in () if listed else conductor.get("gateways", ()):
         if gateway is None or other["url"] != gateway["url"]:
             state = (
                 "is draining"

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -18,25 +19,37 @@ from mooncache.cli.common import Where
 from mooncache.cli.conductor_view import conductor_row
 from mooncache.cli.core.samples import MetricSamples, parse
 from mooncache.cli.instances import instance_row
+from mooncache.cli.member_rows import WELL, member_rows, with_local_facts
 from mooncache.client.conductor_link import ConductorLink
+from mooncache.client.host import host_id
 from mooncache.client.master_link import MasterLink
+from mooncache.client.members import ClockComparison, compare_clocks
 from mooncache.client.options import ClientOptions
 from mooncache.client.state_dir import ClusterFile, PartView, read_cluster_file
 from mooncache.cluster.http_get import http_get
 from mooncache.cluster.watch import reason_of
+from mooncache.conductor.core.members import MemberKind
 from mooncache.config import load
 from mooncache.errors import MooncacheError, NodeUnavailable
 from mooncache.proto.v1 import conductor_pb2, master_pb2
+from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import STORE_NODE_SERVICE
-from mooncache.runtime.tls import channel_credentials
+from mooncache.runtime.tls import channel_credentials, http_client_context
+
+GATEWAYS_MAX = 32
+"""Gateways on other machines whose figures are read at one look."""
 
 
 @dataclass
 class ClusterSnapshot:
-    """What the parts answered. `*_error` is a sentence when the part did not answer."""
+    """What the parts answered. `*_error` is a sentence when the part did not answer.
+
+    members: the processes of the whole cluster, None when no conductor has listed them; members_error: why not.
+    pool_reason: why the conductor knows nothing new of masters and nodes. `*_clock`: our clock minus theirs.
+    """
 
     taken_s: float
     status: master_pb2.GetStatusResponse | None = None
@@ -46,6 +59,11 @@ class ClusterSnapshot:
     conductor_error: str = ""
     metrics: dict[str, MetricSamples] = field(default_factory=dict)
     gateway_reason: str | None = None
+    members: list[dict[str, Any]] | None = None
+    members_error: str = ""
+    pool_reason: str = ""
+    conductor_clock: ClockComparison | None = None
+    master_clock: ClockComparison | None = None
     parts: tuple[PartView, ...] = ()
 
 
@@ -71,6 +89,7 @@ class ClusterPoller:
         self._token, self._tls = options.token, options.tls
         self.config = config = load(overrides={"cluster.state_dir": where.state_dir})
         self._folder = None if where.master else config.cluster.state_dir
+        self.host_id = config.client.host_id or host_id()
         self.cluster = self._read()
         self.conductor_target = where.conductor_target()
         self._conductor = where.conductor_channel() if self.conductor_target else None
@@ -113,7 +132,10 @@ class ClusterPoller:
         )
         known = dict(self.cluster.metrics) if self.cluster is not None else {}
         addresses = known if with_metrics else {}
+        await self._members(found)
+        remote = self._gateways_elsewhere(found) if with_metrics else []
         await asyncio.gather(
+            *(self._gateway_metrics(found, url) for url in remote),
             self._master(found),
             self._instances(found),
             self._conductor_status(found),
@@ -129,10 +151,13 @@ class ClusterPoller:
         )
 
     async def _master(self, found: ClusterSnapshot) -> None:
+        began_s, wall_s = time.monotonic(), time.time()
         try:
             found.status = await self.ask_master(
                 "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse
             )
+            if found.status.wall_ms:
+                found.master_clock = compare_clocks(found.status.wall_ms, wall_s, time.monotonic() - began_s)
         except MooncacheError as error:
             found.master_error = error
 
@@ -148,6 +173,44 @@ class ClusterPoller:
             found.conductor_error = error.message
             return
         found.instances = [instance_row(view) for view in answer.instances]
+
+    async def _members(self, found: ClusterSnapshot) -> None:
+        if self._conductor is None:
+            found.members_error = "no conductor is known here"
+            return
+        began_s, wall_s = time.monotonic(), time.time()
+        try:
+            answer = await self._conductor.call(
+                "ListMembers",
+                conductor_pb2.ListMembersRequest(),
+                conductor_pb2.ListMembersResponse,
+                min(2.0, self._timeout_s),
+            )
+        except MooncacheError as error:
+            found.members_error = error.message
+            return
+        found.conductor_clock = compare_clocks(answer.wall_ms, wall_s, time.monotonic() - began_s)
+        found.members = with_local_facts(member_rows(answer), self.cluster, self.host_id)
+        found.pool_reason = answer.pool_reason
+
+    def _gateways_elsewhere(self, found: ClusterSnapshot) -> list[str]:
+        """URLs of gateways whose figures the state folder of this machine does not name; at most so many."""
+        rows = [row for row in found.members or () if row["kind"] == MemberKind.GATEWAY]
+        urls = [row["address"] for row in rows if row["state"] in WELL and row["address"] != self.gateway_url]
+        return urls[:GATEWAYS_MAX]
+
+    async def _gateway_metrics(self, found: ClusterSnapshot, url: str) -> None:
+        scheme, _, address = url.partition("://")
+        if scheme != "https" and not (
+            is_loopback(address.rpartition(":")[0].strip("[]")) or self.config.tls.insecure
+        ):
+            return  # the token is not shown to a network without TLS
+        context = http_client_context(self._tls) if scheme == "https" else None
+        status, body = await http_get(
+            address, "/metrics", token=self._token, timeout_s=min(2.0, self._timeout_s), tls=context
+        )
+        if status == 200:
+            found.metrics[url] = parse(body.decode("utf-8", "replace"))
 
     async def _conductor_status(self, found: ClusterSnapshot) -> None:
         if self._conductor is None:

@@ -12,13 +12,16 @@ from rich.text import Text
 from mooncache.cli.cluster import status_document
 from mooncache.cli.common import word_of
 from mooncache.cli.conductor_view import conductor_lines
-from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
+from mooncache.cli.core.activity import gateway_samples, instance_activity, node_activity, summed_activity
+from mooncache.cli.member_rows import hosts_of, member_problems
 from mooncache.cli.snapshot import ClusterSnapshot, part_problems
+from mooncache.conductor.core.members import Presence
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.proto.v1 import common_pb2
 from mooncache.reporting.output import human_age, human_bytes
 
 _WIDE, _BAR_CELLS, _BAR_CELLS_NARROW = 104, 12, 4
+_ENDED = (Presence.GONE, Presence.STOPPED)
 _HIGH, _FULL = 0.7, 0.9
 _STATE_STYLES = {
     InstanceState.READY: "green",
@@ -31,14 +34,14 @@ _STATE_STYLES = {
 def frame_document(now: ClusterSnapshot, before: ClusterSnapshot, gateway_url: str) -> dict[str, Any]:
     """What `--json` prints and the frame shows."""
     interval_s = max(1e-3, now.taken_s - before.taken_s)
-    gateway = now.metrics.get("gateway")
+    gateways, earlier = gateway_samples(now.metrics), gateway_samples(before.metrics)
     status = status_document(now.status) if now.status is not None else {"master": None, "nodes": []}
     return {
         "interval_s": interval_s,
         "gateway_url": gateway_url,
-        "gateway": None
-        if gateway is None
-        else gateway_activity(gateway, before.metrics.get("gateway", {}), interval_s),
+        "gateway": summed_activity(gateways, earlier, interval_s),
+        "gateway_count": len(gateways),
+        "members": now.members or [],
         "conductor": now.conductor,
         "instances": instance_activity(now.instances or [], before.instances or [], interval_s),
         "master": status["master"],
@@ -68,6 +71,7 @@ def _problems(snapshot: ClusterSnapshot) -> list[str]:
         for row in snapshot.instances or []
         if row["state"] != InstanceState.READY and row["reason"]
     ]
+    found += member_problems(snapshot.members or ())
     return found + part_problems(snapshot.parts)
 
 
@@ -94,6 +98,10 @@ def _head(document: dict[str, Any]) -> Text:
         text.append(f"  {document['gateway_url']}/v1", style="cyan")
     if document["master"] is not None:
         text.append(f"  up {human_age(document['master']['uptime_s'])}", style="dim")
+    if document.get("members"):
+        present = [row for row in document["members"] if row["state"] not in _ENDED]
+        hosts = len(hosts_of(present))
+        text.append(f"  {len(present)} processes on {hosts} {'host' if hosts == 1 else 'hosts'}", style="dim")
     return text.append(f"  {time.strftime('%H:%M:%S')}  (q quits)", style="dim")
 
 

@@ -26,6 +26,7 @@ from mooncache.reporting.output import (
 )
 
 if TYPE_CHECKING:
+    from mooncache.client.state_dir import ClusterFile
     from mooncache.cluster.embedded import ClusterSettings
 
 ENGINES = Group("Engines", sort_key=11)
@@ -241,7 +242,7 @@ def down(
         mooncache up --detach && mooncache down
     """
     from mooncache.client.state_dir import read_cluster_file, remove_cluster_file
-    from mooncache.cluster.processes import end_leftovers, processes_of_run
+    from mooncache.cluster.processes import end_leftovers
     from mooncache.config import load
 
     folder = load(overrides={"cluster.state_dir": state_dir}).cluster.state_dir
@@ -259,7 +260,7 @@ def down(
                 os.kill(found.pid, signal.SIGKILL)
     killed: list[int] = []
     if found.run_id:
-        _wait(lambda: not processes_of_run(found.run_id), 10.0 if not ours else 0.0)
+        _wait(lambda: _has_ended(found), 10.0 if not ours or found.holder else 0.0)
         killed = end_leftovers(found.run_id)
     remove_cluster_file(folder, found.pid)
     text = (
@@ -278,6 +279,17 @@ def _say_down(document: dict[str, object], text: str, *, as_json: bool) -> int:
     else:
         console.print(text, markup=False, soft_wrap=True)
     return EXIT_OK if document["stopped"] else EXIT_MISS
+
+
+def _has_ended(cluster: ClusterFile) -> bool:
+    """Whether no process of a run is left. A holder ends when it is asked to: what it holds is not wanted any more."""
+    from mooncache.cluster.processes import processes_of_run
+    from mooncache.store_node.keeping import end_holder
+
+    left = processes_of_run(cluster.run_id)
+    if left and cluster.holder:
+        end_holder(Path(cluster.holder))
+    return not left
 
 
 def _is_up(pid: int) -> bool:

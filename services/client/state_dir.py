@@ -46,6 +46,8 @@ class ClusterFile:
     """Name of a part -> host:port of its probe server."""
     run_id: str = ""
     """Carried by every process of this run in its environment."""
+    holder: str = ""
+    """Socket of the process that holds the memory of the nodes; empty when none does."""
     ready: bool = True
     parts: tuple[PartView, ...] = ()
     """The processes, in the order in which they start."""
@@ -76,6 +78,7 @@ def read_cluster_file(folder: Path) -> ClusterFile | None:
             str(content.get("gateway_url", "")),
             {str(name): str(address) for name, address in content.get("metrics", {}).items()},
             str(content.get("run_id", "")),
+            str(content.get("holder", "")),
             bool(content.get("ready", True)),
             tuple(_part(name, pid, content) for name, pid in content.get("parts", {}).items()),
         )

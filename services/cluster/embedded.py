@@ -26,7 +26,7 @@ from mooncache.client.state_dir import remove_cluster_file, write_cluster_file
 from mooncache.cluster.interpreter import forget_interpreter
 from mooncache.cluster.layout import HOLDER_SOCKET, ClusterLayout, is_worker, plan
 from mooncache.cluster.ports import PortPicker
-from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all
+from mooncache.cluster.processes import Part, ServiceKind, end_leftovers, stop_all, wait_for_end
 from mooncache.cluster.settings import ClusterSettings
 from mooncache.cluster.supervisor import (
     SERVICE_POLICY,
@@ -52,6 +52,7 @@ DEMO_TENANT = "demo"
 START_POOL_S = 30.0
 START_ENGINES_S = 600.0
 _STOP_S = 8.0
+_HOLDER_END_S = 5.0
 _STOP_ORDER = (  # those first whose goodbye needs the others: streams end, engines leave, nodes sign off at the master
     {ServiceKind.GATEWAY},
     {ServiceKind.WORKER},
@@ -95,8 +96,8 @@ class EmbeddedCluster:
         `timeout_s` None is 30 s for a pool and ten minutes with engines. `should_stop` is asked all the time.
 
         Raises:
-            ConfigInvalid: the folder or a port is taken.
-            Internal: a part ended while it started; the text has its exit code and last lines.
+            ConfigInvalid: the folder or a port is taken, or a part refused its configuration.
+            Internal: a part ended otherwise while it started; the text has its exit code and last lines.
             MasterUnavailable, EngineUnavailable: not ready in time.
             Cancelled: `should_stop` said so.
         """
@@ -122,6 +123,7 @@ class EmbeddedCluster:
             killed += stop_all([part for part in self.parts.values() if part.service in services], timeout_s)
         if self.settings.keep_memory and self._run_dir is not None:
             end_holder(self._run_dir / HOLDER_SOCKET)
+            wait_for_end(self.run_id, _HOLDER_END_S)  # it ends by itself; what is killed is what did not
         if self.settings.serves:
             end_leftovers(self.run_id)
         remove_cluster_file(self.state_dir, os.getpid())
@@ -295,6 +297,12 @@ class EmbeddedCluster:
         return folder
 
     @property
+    def _holder(self) -> str:
+        """The socket of the process that holds the nodes' memory; "" when none does."""
+        kept = self.settings.keep_memory and self._run_dir is not None
+        return str(self._run_dir / HOLDER_SOCKET) if kept and self._run_dir is not None else ""
+
+    @property
     def _gateway(self) -> Part | None:
         """The gateway; None for a pool alone, and on a machine of a larger cluster that has none."""
         gateways = (part for part in self.parts.values() if part.service == ServiceKind.GATEWAY)
@@ -317,6 +325,7 @@ class EmbeddedCluster:
             "gateway_url": self.layout.gateway_url,
             "pid": os.getpid(),
             "run_id": self.run_id,
+            "holder": self._holder,
             "ready": ready,
             "nodes": {name: part.pid for name, part in parts if part.service == ServiceKind.STORE_NODE},
             "parts": {name: part.pid for name, part in parts},

@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mooncache.cluster.interpreter import interpreter_of
+from mooncache.runtime.logs import Event
 
 _TAIL_BYTES = 16_384
 _LOG_LINE = re.compile(r" INFO [0-9: -]+ \[[^\]]+\] ([A-Za-z].*)$")
@@ -113,13 +114,29 @@ class Part:
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines it wrote."""
+        return "\n".join(readable(line) for line in self._last_lines()[-lines:])
+
+    def refusal(self) -> str:
+        """What it said last of its configuration, when it ended with the exit code for a wrong one; "" for nothing."""
+        for line in reversed(self._last_lines()):
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                # Before its log is set up a service says it in plain words.
+                if line.strip():
+                    return line.strip()
+                continue
+            if isinstance(found, dict) and found.get("event") == Event.SERVICE_FAILED and found.get("reason"):
+                return str(found["reason"])
+        return ""
+
+    def _last_lines(self) -> list[str]:
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                text = log.read().decode("utf-8", "replace")
+                return log.read().decode("utf-8", "replace").splitlines()
         except OSError:
-            return ""
-        return "\n".join(readable(line) for line in text.splitlines()[-lines:])
+            return []
 
 
 def stop_all(parts: list[Part], timeout_s: float) -> list[str]:
@@ -190,6 +207,16 @@ def processes_of_run(run_id: str) -> list[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return sorted(found)
+
+
+def wait_for_end(run_id: str, timeout_s: float) -> bool:
+    """Wait until no process of this run is left; False when some still are after that time."""
+    deadline_s = time.monotonic() + timeout_s
+    while processes_of_run(run_id):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def end_leftovers(run_id: str, timeout_s: float = 5.0) -> list[int]:

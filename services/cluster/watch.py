@@ -29,6 +29,7 @@ from mooncache.cluster.supervisor import POLL_S, READY, PartNews, PartStage, Sta
 from mooncache.config import load
 from mooncache.errors import (
     Cancelled,
+    ConfigInvalid,
     EngineUnavailable,
     Internal,
     MasterUnavailable,
@@ -38,6 +39,7 @@ from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2, worker_pb2
 from mooncache.runtime.clock import SystemClock
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import WORKER_SERVICE
+from mooncache.runtime.service import EXIT_CONFIG
 from mooncache.runtime.tasks import cancel_all
 from mooncache.runtime.tls import channel_credentials, http_client_context
 
@@ -78,7 +80,8 @@ class Watch:
         """Wait until every running part works together; returns the nodes of the cluster map.
 
         Raises:
-            Internal: a part ended; the text has its exit code and last lines.
+            ConfigInvalid: a part refused its configuration; the text is its own.
+            Internal: a part ended otherwise; the text has its exit code and last lines.
             MasterUnavailable, EngineUnavailable: not ready in time; the text names what is missing.
             Cancelled: `should_stop` said so.
         """
@@ -288,9 +291,12 @@ class Watch:
 
     def _refuse_crash(self) -> None:
         part = crashed(self._layout.parts)
-        if part is not None and part.exit_code is not None:
-            how = describe_exit(part.exit_code)
-            raise Internal(f"{part.name} ended with {how}.\n{part.log_tail()}\nIts log is {part.log_path}")
+        if part is None or part.exit_code is None:
+            return
+        if part.exit_code == EXIT_CONFIG and (refusal := part.refusal()):
+            raise ConfigInvalid(f"{part.name}: {refusal}")
+        how = describe_exit(part.exit_code)
+        raise Internal(f"{part.name} ended with {how}.\n{part.log_tail()}\nIts log is {part.log_path}")
 
     def _too_late(self, waiting: list[str], timeout_s: float) -> MooncacheError:
         text = f"Not ready after {timeout_s:g} s: {', '.join(waiting)}. See {self._state_dir}/logs."

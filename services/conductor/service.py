@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Sequence
 
+from mooncache.client.members import host_name, this_process
 from mooncache.conductor.background.duties import conductor_duties
 from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.shell.copies import Copies
@@ -15,10 +17,13 @@ from mooncache.conductor.shell.gauges import add_gauges
 from mooncache.conductor.shell.give_up_calls import GiveUpCalls
 from mooncache.conductor.shell.peers import Peers
 from mooncache.conductor.shell.pool import PoolLookup
+from mooncache.conductor.shell.pool_status import PoolStatus
 from mooncache.conductor.shell.prefetch_calls import PrefetchCalls
 from mooncache.conductor.shell.scaler_port import ScalerPort
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
+from mooncache.errors import MooncacheError
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import tls
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.rpc import RpcTable
@@ -47,6 +52,7 @@ class ConductorService(Service):
         self.state: ConductorState
         self._pool: PoolLookup | None = None
         self._copies: Copies | None = None
+        self._pool_status: PoolStatus | None = None
         self._give_up_calls: GiveUpCalls | None = None
         self._prefetch_calls: PrefetchCalls | None = None
         self.scaler: ScalerPort | None = None
@@ -56,6 +62,7 @@ class ConductorService(Service):
         """Make the state; nothing is known yet."""
         self._pool = PoolLookup(self.config, self.token.text, self.clock)
         self._copies = Copies(self.config, self.token.text, self.clock)
+        self._pool_status = PoolStatus(self.config, self.token.text, self.clock, random.Random())
         self.state = ConductorState(
             self.config,
             clock=self.clock,
@@ -82,7 +89,20 @@ class ConductorService(Service):
 
     def duties(self) -> Sequence[Duty]:
         """What the conductor does on its own."""
-        return conductor_duties(self.state, self._peers)
+        assert self._pool_status is not None, "build has not run"
+        return conductor_duties(self.state, self._peers, self._pool_status, self._member)
+
+    def _member(self) -> pb.Member:
+        book = self.state.leadership
+        own = next((at for at, view in enumerate(book.views) if view.is_self), None)
+        address = self.grpc_target if own is None else book.targets[own]
+        return this_process(
+            pb.MEMBER_KIND_CONDUCTOR,
+            f"{host_name()}-{address.rpartition(':')[2]}",
+            address,
+            self.started_ms,
+            self.config.client.host_id,
+        )
 
     def serving(self) -> str:
         """Only a leader schedules."""
@@ -91,9 +111,21 @@ class ConductorService(Service):
     async def drain(self) -> None:
         """Lead no longer, so that a standby takes over before this process ends."""
         if self._peers is not None:
+            await self._leave()
             self.state.leadership.retire()
             self.state.announce_leader()
             await self.clock.sleep(_LAST_WORDS_S)
+
+    async def _leave(self) -> None:
+        """Have the standbys know that this process ends on purpose."""
+        request = pb.AnnounceMemberRequest(member=self._member(), leaving=True)
+        book = self.state.leadership
+        if book.leads:
+            self.state.note(lambda: pb.JournalEntry(member=request))
+        elif self._peers is not None and book.leader >= 0:
+            request.known_term = book.newest
+            with contextlib.suppress(MooncacheError):
+                await self._peers.announce(book.leader, request)
 
     async def shutdown(self) -> None:
         """Let go of the pool, of the other conductors, and of the port for KEDA."""
@@ -104,8 +136,9 @@ class ConductorService(Service):
         for calls in (self._give_up_calls, self._prefetch_calls):
             if calls is not None:
                 await calls.close()
-        if self._copies is not None:
-            await self._copies.close()
+        for line in (self._copies, self._pool_status):
+            if line is not None:
+                await line.close()
         if self._pool is not None:
             await self._pool.close()
 

@@ -20,6 +20,7 @@ from mooncache.conductor.core.decisions import Decision, PoolAnswer, SchedulingR
 from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
 from mooncache.conductor.core.leadership import LeadershipBook, next_term
+from mooncache.conductor.core.members import MemberBook
 from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.records import DecisionRecord
 from mooncache.conductor.core.scaling import NeedsKeeper
@@ -90,6 +91,8 @@ class ConductorState:
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self.gateways = Gateways()
+        self.members = MemberBook()
+        self.pool_reason = ""  # why the master did not answer when it was asked last for its members
         targets = conductor_targets(config.cluster.conductor_target)
         self.leadership = LeadershipBook(targets, config.conductor.takeover_s, clock.now_s())
         self.journal = Journal()
@@ -230,6 +233,7 @@ class ConductorState:
         """Raise AssertionError when an invariant is broken."""
         self.core.check()
         self.hot.check()
+        self.members.check()
         self.journal.check()
         assert self._job_bytes == sum(job.size_bytes for job in self._jobs), "bytes of waiting jobs are wrong"
 

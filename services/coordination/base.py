@@ -18,6 +18,11 @@ class MasterRecord:
 
     master_id: str
     grpc_target: str
+    software_version: str = ""
+    host_id: str = ""
+    host_name: str = ""
+    started_ms: int = 0  # milliseconds since the Unix epoch
+    pid: int = 0
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import math
 from collections.abc import Awaitable
@@ -250,7 +251,7 @@ class EtcdCoordinator:
 
 
 def _value(record: MasterRecord) -> bytes:
-    return json.dumps({"master_id": record.master_id, "grpc_target": record.grpc_target}).encode()
+    return json.dumps(dataclasses.asdict(record)).encode()
 
 
 def _number(value: bytes) -> int:
@@ -269,4 +270,24 @@ def _record(value: bytes) -> MasterRecord | None:
         return None
     if not isinstance(master_id, str) or not isinstance(grpc_target, str):
         return None
-    return MasterRecord(master_id, grpc_target)
+    return MasterRecord(
+        master_id,
+        grpc_target,
+        software_version=_text(fields, "software_version"),
+        host_id=_text(fields, "host_id"),
+        host_name=_text(fields, "host_name"),
+        started_ms=_count(fields, "started_ms"),
+        pid=_count(fields, "pid"),
+    )
+
+
+def _text(fields: dict[str, object], name: str) -> str:
+    """A text that masters of an earlier version did not publish, "" then."""
+    found = fields.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def _count(fields: dict[str, object], name: str) -> int:
+    """The same of a number; 0 for one that cannot be."""
+    found = fields.get(name)
+    return found if type(found) is int and 0 <= found < 1 << 53 else 0

@@ -17,6 +17,7 @@ import uvicorn
 
 from mooncache.auth import engine_key
 from mooncache.client.conductor_link import ConductorLink
+from mooncache.client.members import Announcer, this_process
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.app import build_app
@@ -35,6 +36,7 @@ from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.preparing import Preparing
 from mooncache.gateway.shell.tokenizers import Tokenizers
 from mooncache.gateway.state import GatewayState
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.grpc_server import address
 from mooncache.runtime.logs import Event, get_logger
@@ -106,6 +108,7 @@ class GatewayService(Service):
             drain_timeout_s=gateway.drain_timeout_s + _ABORT_S + 1,
         )
         self._state: GatewayState | None = None
+        self._announcer: Announcer | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._passed = False  # the port is the parent's
@@ -132,6 +135,7 @@ class GatewayService(Service):
             batches = await asyncio.to_thread(BatchStore, gateway.batch_dir)
         stats, fleet = GatewayMetrics(self.metrics), FleetView()
         link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
+        self._announcer = Announcer(link, self.clock, self._member)
         engines = Engines(
             engine_key(self.token),
             _CONNECT_TIMEOUT_S,
@@ -243,6 +247,7 @@ class GatewayService(Service):
         return (
             Duty("watch_instances", lambda: watch_instances.run(state)),
             Duty("follow_leader", lambda: state.conductor.follow_leader(state.gateway)),
+            *([] if self._announcer is None else [Duty("announce", self._announcer.run)]),
             Duty("reload_keys", lambda: reload_keys.run(state), interval_s=_RELOAD_S),
             *self._batch_duties(state),
             *([Duty("collect_console", state.console.collector.run)] if state.console is not None else []),
@@ -257,6 +262,18 @@ class GatewayService(Service):
             Duty("run_batches", lambda: run_batches.run(state)),
             Duty("delete_old_files", lambda: delete_old_files.run(state), interval_s=_OLD_FILES_S),
         )
+
+    member_kind = pb.MEMBER_KIND_GATEWAY
+
+    def _member(self) -> pb.Member:
+        """This process, as the list of the cluster's processes has it."""
+        state = self.state
+        member = this_process(
+            self.member_kind, state.gateway_id, state.url, self.started_ms, self.config.client.host_id
+        )
+        member.reason = self._readiness()
+        member.state = "draining" if state.draining else "starting" if member.reason else "ready"
+        return member
 
     def readiness(self) -> str:
         """Ready once the list of instances is known; an empty list is the operator's business."""
@@ -301,6 +318,8 @@ class GatewayService(Service):
     async def shutdown(self) -> None:
         await self._stop_listening()
         if self._state is not None:
+            if self._announcer is not None and self._state.url:
+                await self._announcer.leave()
             await self._state.engines.close()
             await self._state.conductor.close()
             await self._state.preparing.close()

@@ -9,7 +9,15 @@ from typing import cast
 from mooncache import errors
 from mooncache.auth import tenant_id
 from mooncache.config.labels import checked_labels
-from mooncache.master.core.membership import Endpoints, Node, NodeState, Rail, Registration, Segment
+from mooncache.master.core.membership import (
+    Endpoints,
+    Node,
+    NodeProcess,
+    NodeState,
+    Rail,
+    Registration,
+    Segment,
+)
 from mooncache.master.core.task_types import TaskKind, TaskState
 from mooncache.master.core.tasks import Task
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
@@ -83,6 +91,7 @@ def registration_of(request: master_pb2.RegisterNodeRequest) -> Registration:
         protocol_minor=request.protocol_minor,
         segments=tuple(Segment(s.id, s.tier, s.capacity_bytes, _shown(s.kind)) for s in request.segments),
         labels=tuple(labels.items()),
+        process=NodeProcess(min(request.started_ms, 1 << 53), _shown(request.host_name), request.pid),
     )
 
 

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 
+from mooncache._version import __version__
+from mooncache.client.host import host_id
+from mooncache.client.members import host_name
 from mooncache.config import Config
 from mooncache.coordination import Coordinator, MasterRecord, make_coordinator
 from mooncache.errors import NodeUnavailable
@@ -88,7 +92,16 @@ class MasterService(Service):
         """The port is known now: tell who this master is."""
         self.state.grpc_target = self.grpc_target
         self.state.master_id = self.state.master_id or f"{socket.gethostname()}:{self.grpc_target}"
-        await self.coordinator.start(MasterRecord(self.state.master_id, self.grpc_target))
+        self.state.record = MasterRecord(
+            self.state.master_id,
+            self.grpc_target,
+            software_version=__version__,
+            host_id=self.config.client.host_id or host_id(),
+            host_name=host_name(),
+            started_ms=self.started_ms,
+            pid=os.getpid(),
+        )
+        await self.coordinator.start(self.state.record)
 
     def duties(self) -> Sequence[Duty]:
         """Leadership, and what a leader does on its own."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mooncache import errors
 from mooncache.auth import tenant_id
+from mooncache.coordination import MasterRecord
 from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.master import messages
 from mooncache.master.core.directory import Directory
@@ -60,7 +61,8 @@ class MasterState:
         self.leading = False
         self.leader_target = ""
         self.leader_id = ""
-        self.masters: tuple[tuple[str, str], ...] = ()
+        self.masters: tuple[MasterRecord, ...] = ()
+        self.record: MasterRecord | None = None  # what this master published of itself
         self.conductor_term = 0  # the newest that ordered anything
         self.watchers = 0
         self.trimming = asyncio.Lock()

@@ -159,6 +159,7 @@ class Event(enum.StrEnum):
     CONDUCTOR_LEADER_LOST = "conductor.leader_lost"  # the leading conductor does not answer this standby
     CONDUCTOR_ENTRY_INVALID = "conductor.entry_invalid"  # a standby cannot use what its leader sent
     CONDUCTOR_RESUMED = "conductor.resumed"  # a gateway named its requests under way to a new leader
+    MEMBER_NOT_ANNOUNCED = "member.not_announced"  # the conductor did not take this process into its list
     CONDUCTOR_LOST = "conductor.lost"  # the conductor does not answer; requests go round robin
     CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
     CONDUCTOR_REFUSED = "conductor.refused"  # the conductor answers with an error; requests go round robin

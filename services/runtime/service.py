@@ -71,6 +71,7 @@ class Service:
         self.name = name
         self.config = config
         self.clock: Clock = clock or SystemClock()
+        self.started_ms = int(self.clock.wall_s() * 1e3)
         self.metrics = Metrics(metrics_name or name)
         self.token, created = auth.load_or_create_cluster_token(config.cluster.token_path)
         if created:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import secrets
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from mooncache.auth import derive_tenant_key
 from mooncache.client.host import host_id
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
+from mooncache.client.members import host_name
 from mooncache.client.native_call import call_native
 from mooncache.config import Config
 from mooncache.config.labels import labels_of
@@ -137,8 +139,10 @@ class StoreNodeService(Service):
             host_id=node.host_id or host_id(),
             incarnation=secrets.randbits(63) | 1,
             software_version=__version__,
-            started_wall_ms=int(self.clock.wall_s() * 1000),
+            started_wall_ms=self.started_ms,
             labels=labels_of(node.labels),
+            host_name=host_name(),
+            pid=os.getpid(),
         )
         settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
         settings |= await asyncio.to_thread(self._disk_keys)

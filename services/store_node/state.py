@@ -62,6 +62,8 @@ class NodeIdentity:
     software_version: str
     started_wall_ms: int
     labels: Mapping[str, str] = field(default_factory=dict)
+    host_name: str = ""
+    pid: int = 0
 
 
 @dataclass(slots=True)

@@ -22,9 +22,11 @@ from urllib.parse import urlsplit
 from mooncache import auth
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.host import host_id
+from mooncache.client.members import Announcer, this_process
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, EngineFailed, MooncacheError
 from mooncache.kvcache.instance_role import InstanceRole
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import tls
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.logs import Event, get_logger
@@ -77,6 +79,7 @@ class WorkerService(Service):
             advertise_host=worker.advertise_host,
         )
         self._state: WorkerState | None = None
+        self._announcer: Announcer | None = None
         self._lock = -1
         self._own_run_dir: Path | None = None
         self._engine_port_hold: socket.socket | None = None
@@ -125,6 +128,7 @@ class WorkerService(Service):
             incarnation=secrets.randbits(63) | 1,
             worker_run=secrets.randbits(63) | 1,
         )
+        self._announcer = Announcer(self._state.link, self.clock, self._member)
         if worker.model:
             run_engine.set_model(self._state, worker.model)
         else:
@@ -146,7 +150,19 @@ class WorkerService(Service):
             Duty("follow_events", lambda: follow_events.run(state)),
             Duty("take_leg_reports", lambda: take_leg_reports.run(state)),
             Duty("report_instance", lambda: report_instance.run(state)),
+            *([] if self._announcer is None else [Duty("announce", self._announcer.run)]),
         )
+
+    def _member(self) -> pb.Member:
+        """This process, as the list of the cluster's processes has it."""
+        state = self.state
+        member = this_process(
+            pb.MEMBER_KIND_WORKER, state.instance_id, self.grpc_target, self.started_ms, state.host_id
+        )
+        member.reason = self._readiness()
+        waits = state.draining or self.draining
+        member.state = "draining" if waits else "starting" if member.reason else "ready"
+        return member
 
     async def _run_engine(self) -> None:
         """What starting again does not cure ends the worker at once; so does an engine that is given up."""
@@ -195,6 +211,8 @@ class WorkerService(Service):
     async def shutdown(self) -> None:
         if self._state is not None:
             await run_engine.stop(self._state, _ENGINE_GRACE_S)
+            if self._announcer is not None and self.draining:
+                await self._announcer.leave()
             await self._state.http.close()
             await self._state.link.close()
         if self._own_run_dir is not None:

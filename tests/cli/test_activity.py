@@ -7,7 +7,13 @@ import io
 import pytest
 from rich.console import Console
 
-from mooncache.cli.core.activity import gateway_activity, instance_activity, node_activity
+from mooncache.cli.core.activity import (
+    gateway_activity,
+    gateway_samples,
+    instance_activity,
+    node_activity,
+    summed_activity,
+)
 from mooncache.cli.core.samples import buckets, difference, increase, parse, quantile, total
 from mooncache.cli.top_view import frame
 
@@ -118,3 +124,17 @@ def test_disks_of_nodes_are_a_part_of_the_frame() -> None:
     assert "on disk" in with_disks
     assert "1.0 GiB" in with_disks and "2.0 GiB" in with_disks and "20" in with_disks
     assert "on disk" not in shown("")
+
+
+def test_gateways_of_all_hosts_count_together() -> None:
+    now = parse(TEXT)
+    key = ("mooncache_gateway_requests_total", frozenset({("endpoint", "chat"), ("status", "200")}))
+    before = {**now, key: 20.0}
+    looked = {"gateway": now, "https://b:8000": now, "node-1": parse("x 1")}
+    gateways = gateway_samples(looked)
+    assert set(gateways) == {"gateway", "https://b:8000"}
+    row = summed_activity(gateways, {"gateway": before, "https://b:8000": before}, 2.0)
+    assert row is not None and (row["requests_per_s"], row["requests_open"]) == (20.0, 6)
+    row = summed_activity(gateways, {"gateway": before}, 2.0)
+    assert row is not None and row["requests_per_s"] == 10.0, "one that was not seen before is no burst"
+    assert summed_activity({}, {}, 2.0) is None

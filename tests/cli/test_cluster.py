@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mooncache.cluster.processes import processes_of_run
 from tests.processes import freeze
 
 START_S = 120.0
@@ -168,7 +169,11 @@ def test_files_and_pipes(up: Up, tmp_path: Path) -> None:
 
 def test_status(up: Up) -> None:
     status = up.json("status")
-    assert set(status) == {"master", "masters", "nodes", "parts"}
+    assert set(status) == {"master", "masters", "nodes", "parts", "members", "members_error"}
+    assert {row["name"]: row["here"]["part"] for row in status["members"] if row["kind"] == "store node"} == {
+        "node-1": "node-1",
+        "node-2": "node-2",
+    }
     assert status["master"]["leading"] is True
     assert {node["state"] for node in status["nodes"]} == {"active"}
     human = up.run("status")
@@ -237,6 +242,41 @@ def read_news(process: subprocess.Popen[bytes], part: str, last: str) -> list[st
             *lines, text = (text + data).split(b"\n")
             said += [row["news"] for row in map(json.loads, lines) if row["part"] == part]
     return said
+
+
+def test_a_node_that_refuses_its_configuration_is_a_wrong_configuration(tmp_path: Path) -> None:
+    """Not a defect: the node's own sentence, and the exit code for it."""
+    (tmp_path / "file").touch()
+    arguments = ["--engine", "none", "--master-port", "0", "--shared", str(tmp_path / "file" / "below")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mooncache.cli", "up", "--json", "--capacity", "32MiB", *arguments],
+        env=environment(tmp_path / "state"),
+        capture_output=True,
+        timeout=START_S,
+        check=False,
+    )
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["name"]) == (2, "CONFIG_INVALID"), error
+    assert error["message"].startswith("node-") and "file/below: Not a directory" in error["message"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_down_ends_the_process_that_holds_memory(tmp_path: Path, killed: bool) -> None:
+    """It ends when it is asked to, also when `mooncache up` was killed: nothing has to be killed."""
+    running = start(tmp_path, "--keep-memory", "--nodes", "1")
+    try:
+        run_id = json.loads((tmp_path / "cluster.json").read_text())["run_id"]
+        assert any(b"holder" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes_of_run(run_id))
+        if killed:
+            running.process.kill()
+            running.process.wait(30)
+        assert running.json("down")["killed"] == []
+        assert not processes_of_run(run_id)
+    finally:
+        running.process.kill()
+        running.process.wait(30)
+        assert running.process.stdout is not None
+        running.process.stdout.close()
 
 
 def test_a_killed_part_is_started_again_and_said(tmp_path: Path) -> None:

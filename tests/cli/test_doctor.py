@@ -16,6 +16,7 @@ from mooncache.cli.doctor.core.facts import (
     BlockProbe,
     ClockOffset,
     Facts,
+    MemberFacts,
     NodeFacts,
     PoolFacts,
     Reach,
@@ -443,3 +444,53 @@ def test_without_a_cluster_the_rest_is_skipped() -> None:
     found = groups(facts(pool=None))
     assert {name for name, results in found.items() if trouble(results)} == set()
     assert [one.status for one in found["pool"]] == [Status.SKIPPED]
+
+
+def member(name: str, **change: Any) -> MemberFacts:
+    return MemberFacts(
+        **{"kind": "gateway", "name": name, "host": "h2", "state": "ready", "version": "1.0", **change}
+    )
+
+
+def test_processes_that_are_missed() -> None:
+    served = facts(serving=engines(READY))
+    missed = (
+        member("g1"),
+        member("g2", state="silent", heard_age_s=12.0),
+        member("m2", kind="master", state="gone", heard_age_s=90.0),
+        member("n1", kind="store node", state="silent"),
+        member("g3", state="stopped"),
+    )
+    found = trouble(serving.processes(dataclasses.replace(served, members=missed)))
+    assert [(one.status, one.subject) for one in found] == [
+        (Status.FAIL, "gateway g2 on h2"),
+        (Status.WARN, "master m2 on h2"),
+    ], "nodes have a check of their own, and who stopped is not missed"
+    assert "12 s ago" in found[0].why
+    (well,) = serving.processes(dataclasses.replace(served, members=(member("g1"), member("g4", host="h3"))))
+    assert well.status == Status.PASS and "2 are heard of, on 2 hosts" in well.why
+    (unknown,) = serving.processes(dataclasses.replace(served, members_error="it is too old"))
+    assert unknown.status == Status.SKIPPED and "too old" in unknown.why
+
+
+def test_versions_of_processes_that_only_the_list_has() -> None:
+    mixed = facts(
+        members=(member("w1", kind="worker", version="0.9"), member("old", version="0.8", state="gone"))
+    )
+    (found,) = trouble(versions.software(mixed))
+    assert "0.9: worker w1" in found.why and "0.8" not in found.why, "what is gone runs no version"
+
+
+def test_clocks_of_hosts_without_a_store_node() -> None:
+    late = ClockOffset(-20.0, 0.1)
+    listed = (
+        member("g1", clock=ClockOffset(0.01, 0.02)),
+        member("g2", host="h3", clock=late),
+        member("w2", host="h3", clock=ClockOffset(-21.0, 5.0)),
+        member("n1", host="h4", clock=late),
+        member("w1", host="h5", clock=late, state="gone"),
+        member("w3", host="h6"),
+    )
+    found = list(access.clocks_of_members(listed, {"n1"}))
+    assert [(one.status, one.subject) for one in found] == [(Status.PASS, "h2"), (Status.WARN, "h3")]
+    assert "20 s behind ours" in found[1].why, "the closer comparison of a host counts"

@@ -17,6 +17,7 @@ _PLACES = (
     "mooncache.client.conductor_link.GrpcChannel",
     "mooncache.conductor.shell.peers.GrpcChannel",
     "mooncache.conductor.shell.copies.GrpcChannel",
+    "mooncache.conductor.shell.pool_status.GrpcChannel",
 )
 
 

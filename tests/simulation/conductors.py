@@ -13,8 +13,10 @@ from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.shell.copies import Copies
 from mooncache.conductor.shell.peers import Peers
 from mooncache.conductor.shell.pool import PoolLookup
+from mooncache.conductor.shell.pool_status import PoolStatus
 from mooncache.conductor.state import ConductorState
 from mooncache.errors import MooncacheError
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import DutyRunner
 from mooncache.runtime.metrics import Metrics
 from mooncache.runtime.run_op import OpRunner
@@ -60,7 +62,11 @@ class SimConductor:
 
     async def _run(self) -> None:
         duties = DutyRunner(self.clock, self.world.duty_failed(self.name))
-        duties.start(conductor_duties(self.state, self.peers))
+        pool = PoolStatus(self.world.config, CLUSTER.text, self.clock, random.Random(self.world.seed))
+        duties.start(conductor_duties(self.state, self.peers, pool, self._member))
+
+    def _member(self) -> pb.Member:
+        return pb.Member(kind=pb.MEMBER_KIND_CONDUCTOR, name=self.name, address=self.name, host_id=self.name)
 
     @property
     def leads(self) -> bool:

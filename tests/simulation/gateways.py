@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mooncache.client.conductor_link import ConductorLink
+from mooncache.client.members import Announcer
 from mooncache.gateway.app import Endpoint
 from mooncache.gateway.background import watch_instances
 from mooncache.gateway.core.bodies import Budget
@@ -25,6 +26,7 @@ from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.conductor import REPORT_LANES, Conductor
 from mooncache.gateway.shell.keyring import Caller
 from mooncache.gateway.state import GatewayState
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import Duty, DutyRunner
 from mooncache.runtime.metrics import Metrics
 from tests.simulation.engines import BLOCK_TOKENS, MODEL, EngineLine, expected_text
@@ -108,10 +110,14 @@ class SimGateway:
             **parts,
         )
         self.state.conductor.gateway_id = self.name
+        self.announcer = Announcer(link, self.clock, self._member)
         self.state.idle.set()
         self._endpoint = Endpoint(
             self.state, "completions", completions.handle_text, methods=("POST",), limited=True
         )
+
+    def _member(self) -> pb.Member:
+        return pb.Member(kind=pb.MEMBER_KIND_GATEWAY, name=self.name, address=self.state.url)
 
     async def _run(self) -> None:
         state = self.state
@@ -123,6 +129,7 @@ class SimGateway:
             [
                 Duty("watch_instances", lambda: watch_instances.run(state)),
                 Duty("follow_leader", lambda: state.conductor.follow_leader(state.gateway)),
+                Duty("announce", self.announcer.run),
                 *lanes,
             ]
         )

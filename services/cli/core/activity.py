@@ -15,6 +15,7 @@ from mooncache.cli.core.samples import (
     total,
 )
 
+LOCAL_GATEWAY = "gateway"
 _GATEWAY = "mooncache_gateway_"
 _NODE = "mooncache_store_node_"
 
@@ -49,6 +50,35 @@ def gateway_activity(now: MetricSamples, before: MetricSamples, interval_s: floa
         "streams_open": int(total(now, _GATEWAY + "streams_open")),
         "requests_total": int(total(now, _GATEWAY + "requests_total")),
     }
+
+
+def gateway_samples(metrics: Mapping[str, MetricSamples]) -> dict[str, MetricSamples]:
+    """Of the metrics of all parts those of gateways: this machine's part `gateway`, and the others by their URLs."""
+    return {name: samples for name, samples in metrics.items() if name == LOCAL_GATEWAY or "://" in name}
+
+
+def summed_activity(
+    now: Mapping[str, MetricSamples], before: Mapping[str, MetricSamples], interval_s: float
+) -> dict[str, object] | None:
+    """What several gateways do together; None when the figures of none are known.
+
+    A gateway that was not seen at the look before counts from now on, so that it does not look like a burst.
+    """
+    if not now:
+        return None
+    return gateway_activity(
+        _together(now),
+        _together({name: before.get(name, samples) for name, samples in now.items()}),
+        interval_s,
+    )
+
+
+def _together(each: Mapping[str, MetricSamples]) -> MetricSamples:
+    summed: MetricSamples = {}
+    for samples in each.values():
+        for key, value in samples.items():
+            summed[key] = summed.get(key, 0.0) + value
+    return summed
 
 
 def instance_activity(

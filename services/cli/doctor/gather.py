@@ -18,12 +18,23 @@ from typing import Any, Final, TypeVar
 from mooncache.cli.common import Where, word_of
 from mooncache.cli.doctor.ask_nodes import ask_nodes
 from mooncache.cli.doctor.ask_serving import ask_agreement, ask_decisions, ask_instances, engine_logs
-from mooncache.cli.doctor.core.facts import BlockProbe, Facts, NodeFacts, PoolFacts, ServingFacts, TenantUse
+from mooncache.cli.doctor.core.facts import (
+    BlockProbe,
+    ClockOffset,
+    Facts,
+    MemberFacts,
+    NodeFacts,
+    PoolFacts,
+    ServingFacts,
+    TenantUse,
+)
 from mooncache.cli.doctor.probe import count_saved, probe_nodes
+from mooncache.cli.member_rows import hosts_of
 from mooncache.cli.repair import repair_document
 from mooncache.cli.snapshot import ClusterPoller, ClusterSnapshot, part_problems
 from mooncache.client.options import ClientOptions
 from mooncache.client.state_dir import read_cluster_file
+from mooncache.conductor.core.members import MemberKind
 from mooncache.config import Config, is_set, load
 from mooncache.errors import MooncacheError, PermissionDenied, Unauthenticated
 from mooncache.proto.v1 import common_pb2, master_pb2
@@ -167,11 +178,41 @@ async def _of_cluster(
         here=here if here is not None else await asyncio.to_thread(_here, config),
         pool=_pool(snapshot, listed, *asked),
         serving=serving,
+        members=_members(snapshot),
+        members_error=snapshot.members_error or snapshot.pool_reason,
         parts=tuple(_part_problem(text) for text in part_problems(snapshot.parts)),
         engine_problem=_engine_problem(config),
         uses_vllm=config.worker.engine == "vllm" and bool(poller.conductor_target),
         now_s=time.time(),
     )
+
+
+def _members(snapshot: ClusterSnapshot) -> tuple[MemberFacts, ...] | None:
+    if snapshot.members is None:
+        return None
+    hosts, ours = hosts_of(snapshot.members), snapshot.conductor_clock
+    found = []
+    for row in snapshot.members:
+        clock = None
+        if row["clock_bound_s"] is not None and ours is not None:
+            offset_s = row["clock_offset_s"] - ours.offset_ms / 1e3
+            clock = ClockOffset(offset_s, row["clock_bound_s"] + ours.bound_ms / 1e3)
+        master = snapshot.master_clock
+        answered = snapshot.status.master_id if snapshot.status is not None else ""
+        if master is not None and row["kind"] == MemberKind.MASTER and row["name"] == answered:
+            clock = ClockOffset(-master.offset_ms / 1e3, master.bound_ms / 1e3)
+        found.append(
+            MemberFacts(
+                row["kind"],
+                row["name"],
+                hosts[row["host_id"]],
+                row["state"],
+                row["software_version"],
+                row["heard_age_s"],
+                clock,
+            )
+        )
+    return tuple(found)
 
 
 def _part_problem(text: str) -> tuple[str, str]:

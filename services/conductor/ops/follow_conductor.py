@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mooncache.conductor.member_messages import announcement_of
 from mooncache.conductor.messages import STANDING_NUMBERS, registration_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -35,6 +36,7 @@ async def handle(
         answer.entries.extend(
             pb.JournalEntry(registered=registration_of(instance)) for instance in state.core.registry
         )
+        answer.entries.extend(announcement_of(member) for member in state.members.listed(state.clock.now_s()))
     answer.entries.extend(page.entries)
     answer.cursor, answer.more = page.cursor, page.more
     return answer

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from mooncache.conductor.ops import (
+    announce_member,
     find_blocks,
     follow_conductor,
     get_conductor_status,
     get_decision,
     list_decisions,
     list_instances,
+    list_members,
     register_instance,
     report_instance,
     report_progress,
@@ -35,6 +37,8 @@ ADMIN_ONLY = (
     "WatchLeadership",
     "FollowConductor",
     "ResumeRequests",
+    "AnnounceMember",
+    "ListMembers",
 )
 
 
@@ -54,5 +58,7 @@ def conductor_table(state: ConductorState) -> RpcTable:
         "WatchLeadership": watch_leadership.handle,
         "FollowConductor": follow_conductor.handle,
         "ResumeRequests": resume_requests.handle,
+        "AnnounceMember": announce_member.handle,
+        "ListMembers": list_members.handle,
     }
     return RpcTable(CONDUCTOR_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

@@ -18,7 +18,7 @@ ENTRIES_MAX: Final = 200_000
 WHOLE_S: Final = 30.0
 PAGE_BYTES: Final = 2 << 20  # an answer ends with the entry that passes it
 PAGE_ENTRIES: Final = 1000  # schedules wait while a page is made
-_SHORT_LIVED: Final = frozenset({"registered", "reported", "gateway"})
+_SHORT_LIVED: Final = frozenset({"registered", "reported", "gateway", "member"})
 
 
 class _KeptEntry(NamedTuple):

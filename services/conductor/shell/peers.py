@@ -17,6 +17,7 @@ from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE
 
 PROBE_MAX_S: Final = 0.25
+ANNOUNCE_S: Final = 2.0
 
 
 class Peers:
@@ -51,6 +52,12 @@ class Peers:
         """Ask a leader what has happened. Raises MooncacheError."""
         return await self._channels[leader].call(
             "FollowConductor", request, pb.FollowConductorResponse, timeout_s
+        )
+
+    async def announce(self, leader: int, request: pb.AnnounceMemberRequest) -> pb.AnnounceMemberResponse:
+        """Tell a leader that this conductor is there. Raises MooncacheError."""
+        return await self._channels[leader].call(
+            "AnnounceMember", request, pb.AnnounceMemberResponse, ANNOUNCE_S
         )
 
     async def close(self) -> None:

@@ -14,7 +14,13 @@ from mooncache.conductor.core.adoption import adopt
 from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.seen import MissRange, MissReason
 from mooncache.conductor.messages import gateway_of, made_decision_of
-from mooncache.conductor.ops import register_instance, report_instance, report_progress, schedule
+from mooncache.conductor.ops import (
+    announce_member,
+    register_instance,
+    report_instance,
+    report_progress,
+    schedule,
+)
 from mooncache.conductor.state import ConductorState
 from mooncache.errors import DecisionUnknown, InstanceUnknown, InvalidArgument, MooncacheError
 from mooncache.kvcache.instance_messages import INSTANCE_ROLES
@@ -66,6 +72,8 @@ def _take_in(state: ConductorState, entry: pb.JournalEntry, what: str | None, at
             _explained(state, entry.explained)
         case "gateway":
             state.gateways.heard(gateway_of(entry.gateway), at_s)
+        case "member":
+            announce_member.take_in(state, entry.member, at_s)
         case "lost_decision_id":
             state.core.close(entry.lost_decision_id, DecisionState.LOST, at_s)
         case _:

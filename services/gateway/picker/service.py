@@ -16,6 +16,7 @@ from mooncache.gateway.picker.server import PROCESSOR_SERVICE, PickerServer
 from mooncache.gateway.picker.stream import PickerSetup
 from mooncache.gateway.service import GatewayService
 from mooncache.gateway.state import GatewayState
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import tls
 from mooncache.runtime.grpc_server import address
 from mooncache.runtime.logs import Event, get_logger
@@ -30,6 +31,7 @@ class PickerService(GatewayService):
     """The endpoint picker as a service."""
 
     serves_http = False
+    member_kind = pb.MEMBER_KIND_ENDPOINT_PICKER
 
     def __init__(self, config: Config) -> None:
         section = config.endpoint_picker

@@ -39,7 +39,7 @@ async def follow(state: MasterState, coordinator: Coordinator) -> None:
         masters = await coordinator.masters()
     except MooncacheError:
         return  # the coordinator logs that its backend does not answer
-    state.masters = tuple((master.master_id, master.grpc_target) for master in masters)
+    state.masters = tuple(masters)
     if state.leading:
         return
     known = leader is not None and leader.master_id != state.master_id

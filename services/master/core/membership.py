@@ -96,6 +96,15 @@ class Rail:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeProcess:
+    """A node's process, for people."""
+
+    started_ms: int = 0  # milliseconds since the Unix epoch by its own clock
+    host_name: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """What a node says of itself when it starts or meets a new master."""
 
@@ -107,6 +116,7 @@ class Registration:
     protocol_minor: int = 0
     segments: tuple[Segment, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()  # sorted by name
+    process: NodeProcess = NodeProcess()
 
     @property
     def domains(self) -> Domains:

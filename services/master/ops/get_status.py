@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mooncache._version import __version__
+from mooncache.coordination import MasterRecord
 from mooncache.master.core.membership import Node
 from mooncache.master.messages import node_info
 from mooncache.master.state import MasterState
@@ -20,9 +21,10 @@ async def handle(
         term=members.term if state.leading else 0,
         epoch=members.epoch if state.leading else 0,
         leading=state.leading,
-        masters=_masters(state),
+        masters=_masters(state, admin=context.admin),
         software_version=__version__,
         uptime_ms=round((context.now_s - state.started_s) * 1000),
+        wall_ms=round(state.clock.wall_s() * 1000),
     )
     if not state.leading:
         return response
@@ -37,15 +39,21 @@ async def handle(
     return response
 
 
-def _masters(state: MasterState) -> list[master_pb2.MasterInfo]:
-    known = dict(state.masters)
-    known[state.master_id] = state.grpc_target
-    if state.leader_id:
-        known[state.leader_id] = state.leader_target
-    return [
-        master_pb2.MasterInfo(master_id=name, grpc_target=target, leader=name == state.leader_id)
-        for name, target in sorted(known.items())
-    ]
+def _masters(state: MasterState, *, admin: bool) -> list[master_pb2.MasterInfo]:
+    known = {master.master_id: master for master in state.masters}
+    known[state.master_id] = state.record or MasterRecord(state.master_id, state.grpc_target)
+    if state.leader_id and state.leader_id not in known:
+        known[state.leader_id] = MasterRecord(state.leader_id, state.leader_target)
+    found = []
+    for name, master in sorted(known.items()):
+        info = master_pb2.MasterInfo(
+            master_id=name, grpc_target=master.grpc_target, leader=name == state.leader_id
+        )
+        if admin:
+            info.software_version, info.started_ms = master.software_version, master.started_ms
+            info.host_id, info.host_name, info.pid = master.host_id, master.host_name, master.pid
+        found.append(info)
+    return found
 
 
 def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> master_pb2.NodeStatus:
@@ -55,7 +63,7 @@ def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> 
         info.ClearField("endpoints")
         for rail in info.rails:
             rail.ClearField("address")
-    return master_pb2.NodeStatus(
+    status = master_pb2.NodeStatus(
         node=info,
         used_bytes=node.usage.used_bytes,
         pinned_bytes=node.usage.pinned_bytes,
@@ -66,4 +74,8 @@ def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> 
         heartbeat_age_ms=round(max(0.0, context.now_s - node.heard_s) * 1000),
         full_report_pending=node.alive and not node.complete,
         arena_gone=node.alive and node.arena_gone,
+        started_ms=node.info.process.started_ms,
     )
+    if context.admin:
+        status.host_name, status.pid = node.info.process.host_name, node.info.process.pid
+    return status

@@ -70,6 +70,24 @@ class ConductorRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONDUCTOR_ROLE_STANDBY: _ClassVar[ConductorRole]
     CONDUCTOR_ROLE_SEEKING: _ClassVar[ConductorRole]
     CONDUCTOR_ROLE_UNREACHABLE: _ClassVar[ConductorRole]
+
+class MemberKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_KIND_UNSPECIFIED: _ClassVar[MemberKind]
+    MEMBER_KIND_GATEWAY: _ClassVar[MemberKind]
+    MEMBER_KIND_ENDPOINT_PICKER: _ClassVar[MemberKind]
+    MEMBER_KIND_CONDUCTOR: _ClassVar[MemberKind]
+    MEMBER_KIND_WORKER: _ClassVar[MemberKind]
+    MEMBER_KIND_MASTER: _ClassVar[MemberKind]
+    MEMBER_KIND_STORE_NODE: _ClassVar[MemberKind]
+
+class MemberPresence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_PRESENCE_UNSPECIFIED: _ClassVar[MemberPresence]
+    MEMBER_PRESENCE_PRESENT: _ClassVar[MemberPresence]
+    MEMBER_PRESENCE_SILENT: _ClassVar[MemberPresence]
+    MEMBER_PRESENCE_GONE: _ClassVar[MemberPresence]
+    MEMBER_PRESENCE_STOPPED: _ClassVar[MemberPresence]
 INSTANCE_ROLE_UNSPECIFIED: InstanceRole
 INSTANCE_ROLE_PREFILL: InstanceRole
 INSTANCE_ROLE_DECODE: InstanceRole
@@ -113,6 +131,18 @@ CONDUCTOR_ROLE_LEADER: ConductorRole
 CONDUCTOR_ROLE_STANDBY: ConductorRole
 CONDUCTOR_ROLE_SEEKING: ConductorRole
 CONDUCTOR_ROLE_UNREACHABLE: ConductorRole
+MEMBER_KIND_UNSPECIFIED: MemberKind
+MEMBER_KIND_GATEWAY: MemberKind
+MEMBER_KIND_ENDPOINT_PICKER: MemberKind
+MEMBER_KIND_CONDUCTOR: MemberKind
+MEMBER_KIND_WORKER: MemberKind
+MEMBER_KIND_MASTER: MemberKind
+MEMBER_KIND_STORE_NODE: MemberKind
+MEMBER_PRESENCE_UNSPECIFIED: MemberPresence
+MEMBER_PRESENCE_PRESENT: MemberPresence
+MEMBER_PRESENCE_SILENT: MemberPresence
+MEMBER_PRESENCE_GONE: MemberPresence
+MEMBER_PRESENCE_STOPPED: MemberPresence
 
 class Instance(_message.Message):
     __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
@@ -728,7 +758,7 @@ class FollowConductorResponse(_message.Message):
     def __init__(self, run: _Optional[int] = ..., term: _Optional[int] = ..., role: _Optional[_Union[ConductorRole, str]] = ..., anew: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., cursor: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
-    __slots__ = ("age_ms", "registered", "reported", "decided", "progress", "wish", "copied", "explained", "gateway", "lost_decision_id")
+    __slots__ = ("age_ms", "registered", "reported", "decided", "progress", "wish", "copied", "explained", "gateway", "lost_decision_id", "member")
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
@@ -739,6 +769,7 @@ class JournalEntry(_message.Message):
     EXPLAINED_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     LOST_DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
     age_ms: int
     registered: RegisterInstanceRequest
     reported: ReportInstanceRequest
@@ -749,7 +780,8 @@ class JournalEntry(_message.Message):
     explained: ExplainedDecision
     gateway: Gateway
     lost_decision_id: str
-    def __init__(self, age_ms: _Optional[int] = ..., registered: _Optional[_Union[RegisterInstanceRequest, _Mapping]] = ..., reported: _Optional[_Union[ReportInstanceRequest, _Mapping]] = ..., decided: _Optional[_Union[DecidedRequest, _Mapping]] = ..., progress: _Optional[_Union[ReportProgressRequest, _Mapping]] = ..., wish: _Optional[_Union[InstanceWish, _Mapping]] = ..., copied: _Optional[_Union[CopiedPrefix, _Mapping]] = ..., explained: _Optional[_Union[ExplainedDecision, _Mapping]] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., lost_decision_id: _Optional[str] = ...) -> None: ...
+    member: AnnounceMemberRequest
+    def __init__(self, age_ms: _Optional[int] = ..., registered: _Optional[_Union[RegisterInstanceRequest, _Mapping]] = ..., reported: _Optional[_Union[ReportInstanceRequest, _Mapping]] = ..., decided: _Optional[_Union[DecidedRequest, _Mapping]] = ..., progress: _Optional[_Union[ReportProgressRequest, _Mapping]] = ..., wish: _Optional[_Union[InstanceWish, _Mapping]] = ..., copied: _Optional[_Union[CopiedPrefix, _Mapping]] = ..., explained: _Optional[_Union[ExplainedDecision, _Mapping]] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., lost_decision_id: _Optional[str] = ..., member: _Optional[_Union[AnnounceMemberRequest, _Mapping]] = ...) -> None: ...
 
 class DecidedRequest(_message.Message):
     __slots__ = ("request", "plan", "pool_blocks", "record_head", "branch", "prefix_tokens", "fetch_tokens", "awaited_decision_id", "ttft_s", "queue_s", "ready_s", "compute_s", "handover_s", "wait_s")
@@ -860,3 +892,77 @@ class ResumeRequestsResponse(_message.Message):
     resumed_count: int
     closed_count: int
     def __init__(self, term: _Optional[int] = ..., resumed_count: _Optional[int] = ..., closed_count: _Optional[int] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("kind", "name", "host_id", "host_name", "address", "software_version", "started_ms", "state", "reason", "clock_offset_ms", "clock_bound_ms", "pid")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_MS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_BOUND_MS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    kind: MemberKind
+    name: str
+    host_id: str
+    host_name: str
+    address: str
+    software_version: str
+    started_ms: int
+    state: str
+    reason: str
+    clock_offset_ms: int
+    clock_bound_ms: int
+    pid: int
+    def __init__(self, kind: _Optional[_Union[MemberKind, str]] = ..., name: _Optional[str] = ..., host_id: _Optional[str] = ..., host_name: _Optional[str] = ..., address: _Optional[str] = ..., software_version: _Optional[str] = ..., started_ms: _Optional[int] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., clock_offset_ms: _Optional[int] = ..., clock_bound_ms: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class AnnounceMemberRequest(_message.Message):
+    __slots__ = ("member", "leaving", "known_term")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    leaving: bool
+    known_term: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., leaving: _Optional[bool] = ..., known_term: _Optional[int] = ...) -> None: ...
+
+class AnnounceMemberResponse(_message.Message):
+    __slots__ = ("interval_ms", "wall_ms", "term")
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    interval_ms: int
+    wall_ms: int
+    term: int
+    def __init__(self, interval_ms: _Optional[int] = ..., wall_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class ListMembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MemberView(_message.Message):
+    __slots__ = ("member", "presence", "heard_age_ms")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    presence: MemberPresence
+    heard_age_ms: int
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., presence: _Optional[_Union[MemberPresence, str]] = ..., heard_age_ms: _Optional[int] = ...) -> None: ...
+
+class ListMembersResponse(_message.Message):
+    __slots__ = ("members", "wall_ms", "role", "pool_reason")
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    POOL_REASON_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberView]
+    wall_ms: int
+    role: ConductorRole
+    pool_reason: str
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberView, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., role: _Optional[_Union[ConductorRole, str]] = ..., pool_reason: _Optional[str] = ...) -> None: ...

@@ -70,7 +70,7 @@ REPAIR_STATE_REPAIRING: RepairState
 REPAIR_STATE_BLOCKED: RepairState
 
 class RegisterNodeRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms", "rails", "labels")
+    __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms", "rails", "labels", "host_name", "pid")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,8 @@ class RegisterNodeRequest(_message.Message):
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     RAILS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     host_id: str
@@ -98,7 +100,9 @@ class RegisterNodeRequest(_message.Message):
     started_ms: int
     rails: _containers.RepeatedCompositeFieldContainer[_common_pb2.RdmaRail]
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    host_name: str
+    pid: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., host_id: _Optional[str] = ..., software_version: _Optional[str] = ..., protocol_minor: _Optional[int] = ..., endpoints: _Optional[_Union[_common_pb2.Endpoints, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[_common_pb2.Segment, _Mapping]]] = ..., started_ms: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., labels: _Optional[_Mapping[str, str]] = ..., host_name: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RegisterNodeResponse(_message.Message):
     __slots__ = ("node_index", "master_id", "term", "epoch", "heartbeat_interval_ms", "lease_ms", "want_full_report")
@@ -522,17 +526,27 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class MasterInfo(_message.Message):
-    __slots__ = ("master_id", "grpc_target", "leader")
+    __slots__ = ("master_id", "grpc_target", "leader", "software_version", "host_id", "host_name", "started_ms", "pid")
     MASTER_ID_FIELD_NUMBER: _ClassVar[int]
     GRPC_TARGET_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     master_id: str
     grpc_target: str
     leader: bool
-    def __init__(self, master_id: _Optional[str] = ..., grpc_target: _Optional[str] = ..., leader: _Optional[bool] = ...) -> None: ...
+    software_version: str
+    host_id: str
+    host_name: str
+    started_ms: int
+    pid: int
+    def __init__(self, master_id: _Optional[str] = ..., grpc_target: _Optional[str] = ..., leader: _Optional[bool] = ..., software_version: _Optional[str] = ..., host_id: _Optional[str] = ..., host_name: _Optional[str] = ..., started_ms: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending", "arena_gone")
+    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending", "arena_gone", "host_name", "started_ms", "pid")
     NODE_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -543,6 +557,9 @@ class NodeStatus(_message.Message):
     HEARTBEAT_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     FULL_REPORT_PENDING_FIELD_NUMBER: _ClassVar[int]
     ARENA_GONE_FIELD_NUMBER: _ClassVar[int]
+    HOST_NAME_FIELD_NUMBER: _ClassVar[int]
+    STARTED_MS_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.NodeInfo
     used_bytes: int
     pinned_bytes: int
@@ -553,10 +570,13 @@ class NodeStatus(_message.Message):
     heartbeat_age_ms: int
     full_report_pending: bool
     arena_gone: bool
-    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ..., arena_gone: _Optional[bool] = ...) -> None: ...
+    host_name: str
+    started_ms: int
+    pid: int
+    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ..., arena_gone: _Optional[bool] = ..., host_name: _Optional[str] = ..., started_ms: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("master_id", "term", "epoch", "leading", "masters", "nodes", "software_version", "uptime_ms", "block_count", "directory_memory_bytes", "directory_complete", "active_task_count")
+    __slots__ = ("master_id", "term", "epoch", "leading", "masters", "nodes", "software_version", "uptime_ms", "block_count", "directory_memory_bytes", "directory_complete", "active_task_count", "wall_ms")
     MASTER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -569,6 +589,7 @@ class GetStatusResponse(_message.Message):
     DIRECTORY_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIRECTORY_COMPLETE_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_TASK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    WALL_MS_FIELD_NUMBER: _ClassVar[int]
     master_id: str
     term: int
     epoch: int
@@ -581,7 +602,8 @@ class GetStatusResponse(_message.Message):
     directory_memory_bytes: int
     directory_complete: bool
     active_task_count: int
-    def __init__(self, master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., leading: _Optional[bool] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_memory_bytes: _Optional[int] = ..., directory_complete: _Optional[bool] = ..., active_task_count: _Optional[int] = ...) -> None: ...
+    wall_ms: int
+    def __init__(self, master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., leading: _Optional[bool] = ..., masters: _Optional[_Iterable[_Union[MasterInfo, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., software_version: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_memory_bytes: _Optional[int] = ..., directory_complete: _Optional[bool] = ..., active_task_count: _Optional[int] = ..., wall_ms: _Optional[int] = ...) -> None: ...
 
 class GetRepairRequest(_message.Message):
     __slots__ = ()

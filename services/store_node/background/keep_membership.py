@@ -85,6 +85,8 @@ async def register(state: StoreNodeState) -> None:
             started_ms=identity.started_wall_ms,
             rails=state.rails(),
             labels=identity.labels,
+            host_name=identity.host_name,
+            pid=identity.pid,
         ),
         master_pb2.RegisterNodeResponse,
         state.call_timeout_s,

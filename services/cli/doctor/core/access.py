@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from mooncache.cli.doctor.core.facts import Facts, NodeFacts
+from mooncache.cli.doctor.core.facts import ClockOffset, Facts, MemberFacts, NodeFacts
 from mooncache.cli.doctor.core.result import CheckResult, failed, passed, skipped, warned
+from mooncache.conductor.core.members import Presence
 from mooncache.topology.core.host_facts import HostFacts
 
 CERTIFICATE_WARN_S = 14 * 86_400.0
@@ -84,15 +85,32 @@ def ports_beyond_loopback(subject: str, host: HostFacts) -> CheckResult:
 
 def clock(node: NodeFacts) -> CheckResult:
     """A node's clock against ours, as tokens and certificates need it."""
-    if node.clock is None:
-        return skipped("clock", node.node_id, "the node did not say what time it has")
-    offset, bound = node.clock.offset_s, node.clock.bound_s
+    return _clock(node.node_id, node.clock, "session tokens fail at it")
+
+
+def clocks_of_members(members: Iterable[MemberFacts], seen: Collection[str]) -> Iterator[CheckResult]:
+    """Clocks of the other processes, one result for a host; `seen`: names of nodes, which were asked themselves."""
+    by_host: dict[str, ClockOffset] = {}
+    for member in members:
+        if member.clock is None or member.name in seen or member.state in (Presence.GONE, Presence.STOPPED):
+            continue
+        known = by_host.get(member.host)
+        if known is None or member.clock.bound_s < known.bound_s:
+            by_host[member.host] = member.clock
+    for host, offset in sorted(by_host.items()):
+        yield _clock(host, offset, "tokens that are made there are taken as old, or as of the future")
+
+
+def _clock(subject: str, clock: ClockOffset | None, failure: str) -> CheckResult:
+    if clock is None:
+        return skipped("clock", subject, "the node did not say what time it has")
+    offset, bound = clock.offset_s, clock.bound_s
     least = max(0.0, abs(offset) - bound)
     way = "ahead of" if offset > 0 else "behind"
     text = f"its clock is {abs(offset):.3g} s {way} ours (known to {bound:.2g} s)"
     fix = "`timedatectl set-ntp true` on that host (or chrony), then `timedatectl status`"
     if least > SKEW_FAIL_S:
-        return failed("clock", node.node_id, f"{text}: session tokens fail at it", fix)
+        return failed("clock", subject, f"{text}: {failure}", fix)
     if least > SKEW_WARN_S:
-        return warned("clock", node.node_id, f"{text}: logs and traces do not line up", fix)
-    return passed("clock", node.node_id, f"within {abs(offset) + bound:.2g} s of ours")
+        return warned("clock", subject, f"{text}: logs and traces do not line up", fix)
+    return passed("clock", subject, f"within {abs(offset) + bound:.2g} s of ours")

@@ -74,6 +74,8 @@ def _access(facts: Facts) -> Iterator[CheckResult]:
         yield access.ports_beyond_loopback(subject, one)
     for node in facts.pool.nodes if facts.pool is not None else ():
         yield access.clock(node)
+    nodes = {node.node_id for node in facts.pool.nodes if node.clock} if facts.pool is not None else set()
+    yield from access.clocks_of_members(facts.members or (), nodes)
 
 
 def _network(facts: Facts) -> Iterator[CheckResult]:
@@ -104,6 +106,7 @@ def _serving(facts: Facts) -> Iterator[CheckResult]:
     if facts.serving is None:
         return
     yield serving.conductor(facts.serving)
+    yield from serving.processes(facts)
     yield from serving.gateways(facts.serving)
     yield from serving.engines(facts.serving)
     if not facts.serving.instances:

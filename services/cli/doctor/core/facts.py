@@ -115,6 +115,25 @@ class ServingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberFacts:
+    """A process of the cluster, as the conductor lists it."""
+
+    kind: str
+    name: str
+    host: str
+    state: str
+    version: str = ""
+    heard_age_s: float = 0.0
+    clock: ClockOffset | None = None
+    """Against ours; None: not compared."""
+
+    @property
+    def label(self) -> str:
+        """The process for people."""
+        return f"{self.kind} {self.name} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything that the checks see."""
 
@@ -122,6 +141,9 @@ class Facts:
     pool: PoolFacts | None = None
     """None: no cluster is known here."""
     serving: ServingFacts | None = None
+    members: tuple[MemberFacts, ...] | None = None
+    """None: no conductor lists them; `members_error` says why."""
+    members_error: str = ""
     token_error: str = ""
     """Why the token, the settings or the state folder are of no use here."""
     busy_ports: Mapping[str, int] = field(default_factory=dict)

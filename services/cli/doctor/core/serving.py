@@ -8,6 +8,7 @@ from typing import Any
 
 from mooncache.cli.doctor.core.facts import Facts, ServingFacts
 from mooncache.cli.doctor.core.result import CheckResult, failed, passed, skipped, warned
+from mooncache.conductor.core.members import MemberKind, Presence
 
 KV_SHARE_MAX = 0.95
 WAITING_MIN = 8
@@ -56,6 +57,26 @@ def conductor(serving: ServingFacts) -> CheckResult:
             "conductor", "serving", "it does not reach the pool, so no request is planned by its cache", fix
         )
     return passed("conductor", "serving", f"answers at {serving.conductor_target}")
+
+
+def processes(facts: Facts) -> Iterator[CheckResult]:
+    """Processes that the conductor misses. Store nodes and engines have checks of their own."""
+    if facts.members is None:
+        if facts.serving is not None and not facts.serving.conductor_error:
+            yield skipped("processes", "cluster", facts.members_error or "the conductor did not list them")
+        return
+    missed = 0
+    for member in facts.members:
+        if member.kind == MemberKind.STORE_NODE or member.state not in (Presence.SILENT, Presence.GONE):
+            continue
+        missed += 1
+        text = f"is {member.state}, last heard of {member.heard_age_s:.0f} s ago"
+        fix = "see its log on that host, and start it again; if it was taken away, the entry goes after ten minutes"
+        yield (failed if member.state == Presence.SILENT else warned)("processes", member.label, text, fix)
+    if not missed:
+        present = [member for member in facts.members if member.state != Presence.STOPPED]
+        hosts = len({member.host for member in present})
+        yield passed("processes", "cluster", f"{len(present)} are heard of, on {hosts} hosts")
 
 
 def gateways(serving: ServingFacts) -> Iterator[CheckResult]:

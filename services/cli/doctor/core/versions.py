@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncache.cli.doctor.core.facts import Facts
 from mooncache.cli.doctor.core.result import CheckResult, failed, passed, skipped, warned
+from mooncache.conductor.core.members import Presence
 
 _NAMES_SHOWN = 6
 
@@ -48,6 +49,12 @@ def _all(facts: Facts) -> list[tuple[str, str]]:
         found.append(("conductor", str(conductor.get("software_version", ""))))
         found += [(each["gateway_id"], each["software_version"]) for each in conductor.get("gateways", ())]
         found += [(row["instance_id"], row.get("software_version", "")) for row in facts.serving.instances]
+    known = {name for name, _ in found}
+    found += [
+        (f"{each.kind} {each.name}", each.version)
+        for each in facts.members or ()
+        if each.name not in known and each.state not in (Presence.GONE, Presence.STOPPED)
+    ]
     return found
 
 
