@@ -16,6 +16,7 @@ from mooncache.cli import (
     data,
     instances,
     invite,
+    key,
     local,
     node,
     reload,
@@ -120,6 +121,8 @@ def build(chosen: str = "") -> App:
     app.command(_folder("repair", "Whether blocks have their copies.", CLUSTER, status=repair.status))
     app.command(_batch())
     app.command(_tenant())
+    key_verbs: Commands = {"create": key.create, "ls": key.ls, "revoke": key.revoke}
+    app.command(_folder("key", "API keys of tenants.", CLUSTER, **key_verbs))
     app.command(upgrade, group=CLUSTER)
     app.command(_invite())
     app.command(join, group=CLUSTER)
