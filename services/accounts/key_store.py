@@ -38,7 +38,7 @@ _COLUMNS: Final = (
     "created_by"
 )
 
-_Row = tuple[str, str, str, str, bytes, int, int, int, float, float, str]
+_KeyRow = tuple[str, str, str, str, bytes, int, int, int, float, float, str]
 KeyFileStamp = tuple[int, int, int, bytes]
 """Equal as long as nothing was written to the file."""
 
@@ -148,7 +148,7 @@ def _row(record: ApiKeyRecord) -> tuple[object, ...]:
 def _record(row: tuple[object, ...]) -> ApiKeyRecord:
     """Raises InvalidArgument, ValidationError."""
     key_id, tenant, name, scopes, digest, created_s, expires_s, revoked_s, requests, tokens, by = (
-        msgspec.convert(row, _Row, builtin_types=(bytes,))
+        msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
     )
     found = ApiKeyRecord(
         key_id=key_id,

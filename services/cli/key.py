@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from mooncache.accounts.core.api_key import KeyScope
-from mooncache.cli.common import WHERE, AsJson, seconds_of
+from mooncache.cli.accounts import HERE, Accounts, moment_s, operator
+from mooncache.cli.acts import note
+from mooncache.cli.common import AsJson
 from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, error_console, print_json, print_table
 
@@ -19,32 +19,7 @@ if TYPE_CHECKING:
     from mooncache.accounts.core.api_key import ApiKeyRecord
     from mooncache.accounts.key_store import KeyStore
 
-_DURATION_MAX_S = 100 * 366 * 86_400.0
 _INFERENCE = (KeyScope.INFERENCE,)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Accounts:
-    """Where API keys, usage and the audit log of this host are."""
-
-    accounts_dir: Annotated[
-        Path | None, Parameter(group=WHERE, help="Their folder; default accounts in the state folder.")
-    ] = None
-    state_dir: Annotated[
-        Path | None,
-        Parameter(group=WHERE, help="State folder; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
-    ] = None
-
-    def folder(self) -> Path:
-        """Raises ConfigInvalid."""
-        from mooncache.config import load
-
-        overrides = {"cluster.state_dir": self.state_dir, "cluster.accounts_dir": self.accounts_dir}
-        return load(overrides=overrides).cluster.accounts_path
-
-
-HERE = Accounts()
 
 
 def create(
@@ -100,6 +75,7 @@ def create(
     record.check()
     with KeyStore(accounts.folder(), create=True) as store:
         store.add(record)
+    note(key_id=record.key_id, tenant=tenant)
     if json:
         print_json({"key": text, **_described(record, now_s)})
         return EXIT_OK
@@ -173,26 +149,13 @@ def revoke(
     now_s = int(time.time())
     with _store(accounts) as store:
         record = store.revoke(key_id, now_s)
+    note(tenant=record.tenant)
     if json:
         print_json(_described(record, now_s))
     else:
         text = f"{record.key_id} of {record.tenant} was revoked at {_moment(record.revoked_s)} UTC"
         console.print(text, markup=False, highlight=False)
     return EXIT_OK
-
-
-def operator() -> str:
-    """Who runs this command, as this host knows them."""
-    import getpass
-    import socket
-
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name
-        import os
-
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:128]
 
 
 def _store(accounts: Accounts) -> KeyStore:
@@ -243,25 +206,6 @@ def _end_s(text: str, now_s: int) -> int:
     if end_s <= now_s:
         raise InvalidArgument(f"--expires: {text} is not in the future.")
     return end_s
-
-
-def moment_s(text: str, now_s: int, option: str, *, past: bool = False) -> int:
-    """A moment as Unix seconds: a date or time in UTC, or a duration from now (before now with `past`).
-
-    Raises InvalidArgument, which names the option.
-    """
-    if "-" in text:
-        try:
-            found = datetime.fromisoformat(text)
-        except ValueError:
-            raise InvalidArgument(
-                f'{option}: {text[:40]!r} is no time; write "2027-01-31" or "2027-01-31T18:00".'
-            ) from None
-        return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp())
-    seconds = seconds_of(text, option)
-    if seconds > _DURATION_MAX_S:
-        raise InvalidArgument(f"{option}: {text} is more than a hundred years.")
-    return round(now_s - seconds if past else now_s + seconds)
 
 
 def _moment(unix_s: int) -> str:

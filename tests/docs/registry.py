@@ -133,6 +133,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/tenants.md", "mooncache key create"): Cannot(
         "revokes a key by an id that is drawn", instead=("tests/accounts/test_keys.py",)
     ),
+    ("docs/tenants.md", "mooncache audit"): Runs("alone", prints=(r"each line follows",)),
     ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
     ("docs/tutorial.md", "curl http://127.0.0.1:8000"): By(CLUSTER),
     ("docs/tutorial.md", "mooncache why"): By(CLUSTER),
