@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from cyclopts import App, CycloptsError, Group
 
@@ -16,6 +17,7 @@ from mooncache.cli import (
     data,
     instances,
     invite,
+    key,
     local,
     node,
     reload,
@@ -29,6 +31,8 @@ from mooncache.cli import (
     trace,
 )
 from mooncache.cli import up as up_and_down
+from mooncache.cli.acts import audited
+from mooncache.cli.audit import audit
 from mooncache.cli.conformance import conformance
 from mooncache.cli.doctor.command import doctor
 from mooncache.cli.join import join
@@ -121,6 +125,8 @@ def build(chosen: str = "") -> App:
     app.command(_folder("repair", "Whether blocks have their copies.", CLUSTER, status=repair.status))
     app.command(_batch())
     app.command(_tenant())
+    app.command(_key())
+    app.command(audit, group=CLUSTER)
     app.command(upgrade, group=CLUSTER)
     app.command(_invite())
     app.command(join, group=CLUSTER)
@@ -136,14 +142,23 @@ def build(chosen: str = "") -> App:
     app.command(_folder("tls", "Make certificates for a small cluster.", TOOLS, init=tls.init))
     app.command(local.token, group=TOOLS)
     app.command(local.version, group=TOOLS)
+    app.command(_bench(chosen))
+    for tool in (simulate, plan, reproduce, conformance):
+        app.command(tool, group=TOOLS)
+    return app
+
+
+def _bench(chosen: str) -> App:
     bench = _folder("bench", "Run a benchmark. It prints ratios that were measured within one run.", TOOLS)
     for name, what in _BENCHMARKS.items():
         listed = {} if name == chosen else {"help": what}
         bench.command(f"mooncache.bench.{name}.command:{name}", name=name, **listed)
-    app.command(bench)
-    for tool in (simulate, plan, reproduce, conformance):
-        app.command(tool, group=TOOLS)
-    return app
+    return bench
+
+
+def _key() -> App:
+    verbs: Commands = {"create": key.create, "ls": key.ls, "revoke": key.revoke}
+    return _folder("key", "API keys of tenants.", CLUSTER, **verbs)
 
 
 def _trace() -> App:
@@ -210,9 +225,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", _PIPE_COLUMNS)
     try:
-        result: object = build(tokens[1] if tokens[:1] == ["bench"] and len(tokens) > 1 else "")(
-            tokens, exit_on_error=False, print_error=False, result_action="return_value", help_on_error=False
+        app = build(tokens[1] if tokens[:1] == ["bench"] and len(tokens) > 1 else "")
+        call = partial(
+            app,
+            tokens,
+            exit_on_error=False,
+            print_error=False,
+            result_action="return_value",
+            help_on_error=False,
         )
+        result: object = audited(tokens, call)
     except CycloptsError as error:
         return _usage(error, as_json=as_json)
     except MooncacheError as error:

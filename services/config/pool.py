@@ -19,6 +19,8 @@ class ClusterSection(Section):
     """Folder for the cluster token, sockets and small state files; created with mode 0700."""
     token_file: OptionalPath = None
     """File with the cluster token (mode 0600); empty means cluster.token inside state_dir."""
+    accounts_dir: OptionalPath = None
+    """Folder (mode 0700) of API keys, usage and the audit log; empty means accounts inside state_dir."""
     master_targets: Words = ("127.0.0.1:7700",)
     """gRPC addresses of the masters, host:port. Clients ask them which one leads."""
     conductor_target: str = "127.0.0.1:7800"
@@ -30,6 +32,11 @@ class ClusterSection(Section):
     def token_path(self) -> Path:
         """Where the cluster token is."""
         return self.token_file or self.state_dir / "cluster.token"
+
+    @property
+    def accounts_path(self) -> Path:
+        """Where API keys, usage and the audit log are."""
+        return self.accounts_dir or self.state_dir / "accounts"
 
 
 class MasterSection(Section):

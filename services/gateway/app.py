@@ -16,6 +16,7 @@ import structlog
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from mooncache.accounts.core.api_key import ALL_SCOPES, KeyScope
 from mooncache.errors import (
     Draining,
     Internal,
@@ -67,6 +68,10 @@ _LOOK_S: Final = 0.02
 _POST = ("POST",)
 _LIST = (*READ_METHODS, "POST")
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+_INFERENCE: Final = frozenset({KeyScope.INFERENCE})
+_BATCHES: Final = frozenset({KeyScope.BATCHES})
+_METRICS: Final = frozenset({KeyScope.METRICS})
+_CLUSTER_ONLY: Final[frozenset[KeyScope]] = frozenset()
 
 log = get_logger(__name__)
 
@@ -94,22 +99,38 @@ def build_app(state: GatewayState) -> Starlette:
             Endpoint(state, "completions", completions.handle_text, methods=_POST, limited=True),
         ),
         ("/v1/embeddings", Endpoint(state, "embeddings", embeddings.handle, methods=_POST)),
-        ("/v1/files", Endpoint(state, "files", files.handle, methods=_LIST)),
-        ("/v1/files/{file_id}", Endpoint(state, "file", file.handle, methods=(*READ_METHODS, "DELETE"))),
-        ("/v1/files/{file_id}/content", Endpoint(state, "file_content", file_content.handle)),
-        ("/v1/batches", Endpoint(state, "batches", batches.handle, methods=_LIST)),
-        ("/v1/batches/{batch_id}", Endpoint(state, "batch", batch.handle)),
+        ("/v1/files", Endpoint(state, "files", files.handle, methods=_LIST, scopes=_BATCHES)),
+        (
+            "/v1/files/{file_id}",
+            Endpoint(state, "file", file.handle, methods=(*READ_METHODS, "DELETE"), scopes=_BATCHES),
+        ),
+        (
+            "/v1/files/{file_id}/content",
+            Endpoint(state, "file_content", file_content.handle, scopes=_BATCHES),
+        ),
+        ("/v1/batches", Endpoint(state, "batches", batches.handle, methods=_LIST, scopes=_BATCHES)),
+        ("/v1/batches/{batch_id}", Endpoint(state, "batch", batch.handle, scopes=_BATCHES)),
         (
             "/v1/batches/{batch_id}/cancel",
-            Endpoint(state, "batch_cancel", batch.handle_cancel, methods=_POST),
+            Endpoint(state, "batch_cancel", batch.handle_cancel, methods=_POST, scopes=_BATCHES),
         ),
-        ("/v1/models", Endpoint(state, "models", models.handle)),
-        ("/v1/models/{model:path}", Endpoint(state, "model", model.handle)),
+        ("/v1/models", Endpoint(state, "models", models.handle, scopes=ALL_SCOPES)),
+        ("/v1/models/{model:path}", Endpoint(state, "model", model.handle, scopes=ALL_SCOPES)),
         ("/health", Endpoint(state, "health", health.handle, access=Access.OPEN)),
-        ("/metrics", Endpoint(state, "metrics", metrics.handle, access=metrics_access)),
+        (
+            "/metrics",
+            Endpoint(state, "metrics", metrics.handle, access=metrics_access, scopes=_METRICS),
+        ),
         (
             "/agreement",
-            Endpoint(state, "agreement", agreement.handle, methods=_POST, access=Access.ADMIN),
+            Endpoint(
+                state,
+                "agreement",
+                agreement.handle,
+                methods=_POST,
+                access=Access.ADMIN,
+                scopes=_CLUSTER_ONLY,
+            ),
         ),
         ("/openapi.json", Endpoint(state, "openapi", openapi.handle, access=Access.OPEN)),
     ]
@@ -149,6 +170,7 @@ class Endpoint:
         name: label of metrics and logs.
         methods: what is answered besides OPTIONS.
         access: who may call.
+        scopes: what a key has to be for, any of them; of an endpoint for admins, who else may call.
         limited: whether it counts against rate limits and the number of requests under way.
         answer_headers: of every answer, instead of those for pages of other origins.
     """
@@ -161,12 +183,14 @@ class Endpoint:
         *,
         methods: tuple[str, ...] = READ_METHODS,
         access: Access = Access.KEY,
+        scopes: frozenset[KeyScope] = _INFERENCE,
         limited: bool = False,
         answer_headers: Mapping[str, str] | None = None,
     ) -> None:
         self._answer_headers = answer_headers
         self._state, self.name, self._handle = state, name, handle
         self._methods, self._access, self._limited = methods, access, limited
+        self._scopes = scopes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
@@ -219,6 +243,9 @@ class Endpoint:
             exchange.gone = True
             return self._left(exchange)
         except asyncio.CancelledError:
+            if exchange.ended_by is not None:
+                task.uncancel()
+                return await self._answer(exchange, exchange.ended_by)
             if not exchange.gone:
                 if not self._state.draining:
                     raise
@@ -243,10 +270,31 @@ class Endpoint:
             exchange.reply_headers["allow"] = ", ".join((*self._methods, "OPTIONS"))
             error = Unsupported(f"Method {exchange.method} is not allowed here; use {self._methods[0]}.")
             raise faults.refuse(error, status=405, code="method_not_allowed")
-        if self._access is not Access.OPEN:
-            exchange.caller = state.keyring.identify(exchange.headers.get("authorization", ""))
-            if self._access is Access.ADMIN and not exchange.caller.admin:
-                raise PermissionDenied("This needs the cluster token.")
+        if self._access is Access.OPEN:
+            await self._handle(state, exchange)
+            return
+        self._authorize(exchange)
+        with state.keyed.running(exchange):
+            await self._served(exchange)
+
+    def _authorize(self, exchange: Exchange) -> None:
+        """Who calls, and whether the key is for this endpoint. Raises Unauthenticated, Refusal, PermissionDenied."""
+        caller = self._state.keyring.identify(exchange.headers.get("authorization", ""))
+        exchange.caller = caller
+        if caller.admin or caller.scopes & self._scopes:
+            return
+        if self._access is Access.ADMIN:
+            raise PermissionDenied("This needs the cluster token.")
+        raise faults.refuse(
+            PermissionDenied(
+                f"This API key has the scopes {', '.join(sorted(caller.scopes))}; "
+                f"this endpoint needs {' or '.join(sorted(self._scopes))}."
+            ),
+            code="missing_scope",
+        )
+
+    async def _served(self, exchange: Exchange) -> None:
+        state = self._state
         if self._limited:
             self._admit(exchange)
             while not state.fleet.known and state.clock.now_s() < state.waits_until_s:

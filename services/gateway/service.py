@@ -48,7 +48,7 @@ from mooncache.runtime.tls import http_client_context
 _KEEP_ALIVE_S = 75
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  (compared with, not bound to)
 _BACKLOG = 2048
-_RELOAD_S = 5.0
+_RELOAD_S = 1.0
 _OLD_FILES_S = 60.0
 _FLUSH_S = 1.0
 _ABORT_S = 2
@@ -128,8 +128,14 @@ class GatewayService(Service):
     async def build(self) -> RpcTable | None:
         config, gateway = self.config, self.config.gateway
         defaults = RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute)
-        keyring = Keyring(self.authenticator, gateway.keys_file, defaults)
-        keyring.load()
+        keyring = Keyring(
+            self.authenticator,
+            gateway.keys_file,
+            defaults,
+            config.cluster.accounts_path,
+            self.clock.wall_s,
+        )
+        await asyncio.to_thread(keyring.load)
         batches = None
         if gateway.batch_dir is not None and self.serves_http:
             batches = await asyncio.to_thread(BatchStore, gateway.batch_dir)

@@ -22,6 +22,7 @@ from mooncache.gateway.shell.batch_store import BatchStore
 from mooncache.gateway.shell.capture import Capture
 from mooncache.gateway.shell.conductor import Conductor
 from mooncache.gateway.shell.engines import Engines
+from mooncache.gateway.shell.keyed_requests import KeyedRequests
 from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.preparing import Preparing
 from mooncache.gateway.shell.tokenizers import Tokenizers
@@ -53,6 +54,7 @@ class GatewayState:
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
     alarms: Alarms = field(default_factory=Alarms)
+    keyed: KeyedRequests = field(default_factory=KeyedRequests)
     gateway_id: str = ""  # reported to the conductor
     url: str = ""  # reported to the conductor
     draining: bool = False

@@ -167,13 +167,16 @@ class Event(enum.StrEnum):
     HANDOVER_MISSED = "handover.missed"  # a decode leg is sent again: its blocks will not arrive
     HANDOVER_GIVEN_UP = "handover.given_up"  # blocks will not come: waits for them at store nodes are ended
     ENGINE_DIED = "engine.died"  # an engine process ended during a request
-    KEYS_RELOADED = "keys.reloaded"  # the file of API keys was read again
+    KEYS_RELOADED = "keys.reloaded"  # a file of API keys was read again
+    KEY_ENDED = "key.ended"  # a key ended, and its requests under way with it; `key_id`, `count`
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file
     CAPTURE_FAILED = "capture.failed"  # requests are missing from the trace; `dropped` says why
     CONNECTOR_DEFECT = "connector.defect"  # an error inside the connector; the engine continues without it
 
 
-_TOKEN: Final = re.compile(r"\b(mc[cem]1\.|mct1\.[a-z0-9_.-]{1,63}\.)[0-9a-fA-F]{8,}|(?i:bearer\s+)\S+")
+_TOKEN: Final = re.compile(
+    r"\b(mc[cem]1\.|mct1\.[a-z0-9_.-]{1,63}\.|mca1\.[0-9a-f]{16}\.)[0-9a-fA-F]{8,}|(?i:bearer\s+)\S+"
+)
 _SECRET_FIELDS: Final = frozenset(
     {"token", "secret", "authorization", "password", "tenant_key", "key_material"}
 )

@@ -1,6 +1,11 @@
-"""Reads the file of API keys again when it has changed: a key can be added or taken away without a restart."""
+"""Reads API keys again when they have changed, and ends what runs with a key that was revoked or has expired.
+
+A key can be made and taken away without a restart; both are in force within two looks.
+"""
 
 from __future__ import annotations
+
+import asyncio
 
 from mooncache.gateway.state import GatewayState
 from mooncache.runtime.logs import Event, get_logger
@@ -10,5 +15,9 @@ log = get_logger(__name__)
 
 async def run(state: GatewayState) -> None:
     """One look. Raises ConfigInvalid for a file that is wrong; the keys of before stay in force."""
-    if state.keyring.refresh():
-        log.info(Event.KEYS_RELOADED)
+    try:
+        if await asyncio.to_thread(state.keyring.refresh):
+            log.info(Event.KEYS_RELOADED)
+    finally:  # keys expire, whether or not their file can be read
+        for key_id, count in state.keyed.end(state.keyring.end_of).items():
+            log.info(Event.KEY_ENDED, key_id=key_id, count=count)

@@ -17,6 +17,7 @@ from mooncache.errors import DeadlineExceeded, InvalidArgument, LimitExceeded
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.bodies import BodyLimit, Budget
 from mooncache.gateway.core.body import too_large
+from mooncache.gateway.core.faults import Fault
 from mooncache.gateway.shell.keyring import Caller
 
 Scope = MutableMapping[str, Any]
@@ -45,7 +46,8 @@ class Exchange:
     Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
     once authenticated; `begun` once the head of the answer is out; `gone` once the client has left;
     `notes` go into the log line of the request; `body_budget` counts the body's bytes until `release_body`;
-    `entered` once it counts among its tenant's requests; `offline` of a batch, which takes what is idle.
+    `entered` once it counts among its tenant's requests; `offline` of a batch, which takes what is idle; `answered`
+    once all of the answer is on its way; `ended_by` once its key has ended, with what is answered then.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class Exchange:
         self.notes: dict[str, Any] = {}
         self.entered = False
         self.offline = False
+        self.answered = False
+        self.ended_by: Fault | None = None
         self.body_budget: Budget | None = None
         self._body_bytes = 0
         self._receive, self._send = receive, send
@@ -177,6 +181,7 @@ class Exchange:
     ) -> None:
         """A whole answer."""
         self.unwatch()
+        self.answered = True
         length = ("content-length", str(len(body)))
         await self._begin(status, content_type, (length, *headers))
         content = b"" if self.method == "HEAD" else body
@@ -194,6 +199,7 @@ class Exchange:
     async def end(self) -> None:
         """The end of a stream."""
         self.unwatch()
+        self.answered = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _begin(self, status: int, content_type: str, headers: Iterable[tuple[str, str]]) -> None:

@@ -1,0 +1,212 @@
+"""`mooncache key create | ls | revoke`: API keys of tenants, with what they are for and when they end."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from mooncache.accounts.core.api_key import KeyScope
+from mooncache.cli.accounts import HERE, Accounts, moment_s, operator
+from mooncache.cli.acts import note
+from mooncache.cli.common import AsJson
+from mooncache.errors import InvalidArgument
+from mooncache.reporting.output import EXIT_OK, console, error_console, print_json, print_table
+
+if TYPE_CHECKING:
+    from mooncache.accounts.core.api_key import ApiKeyRecord
+    from mooncache.accounts.key_store import KeyStore
+
+_INFERENCE = (KeyScope.INFERENCE,)
+
+
+def create(
+    *,
+    tenant: Annotated[str, Parameter(help="Whose key it is.")],
+    scope: Annotated[
+        tuple[KeyScope, ...], Parameter(negative=(), help="What it is for; may be given several times.")
+    ] = _INFERENCE,
+    expires: Annotated[
+        str, Parameter(help='When it ends: after a time such as "90d", or at one, "2027-01-31" (UTC).')
+    ] = "",
+    name: Annotated[str, Parameter(help="A name for people, as in lists.")] = "",
+    requests_per_minute: Annotated[
+        float, Parameter(help="Limit instead of gateway.requests_per_minute; 0: as that says.")
+    ] = 0,
+    tokens_per_minute: Annotated[
+        float, Parameter(help="Limit instead of gateway.tokens_per_minute; 0: as that says.")
+    ] = 0,
+    accounts: Accounts = HERE,
+    json: AsJson = False,
+) -> int:
+    """Make an API key of a tenant and print it. It is not kept and never shown again; gateways here know its hash.
+
+    Gateways on this host take it within two seconds. Scopes are inference, batches, usage (what the tenant has used)
+    and metrics (the gateway's /metrics).
+
+    For example:
+
+        mooncache key create --tenant team-a --expires 90d --name ci
+
+        mooncache key create --tenant team-a --scope inference --scope batches > team-a.key && chmod 600 team-a.key
+    """
+    import secrets
+
+    from mooncache.accounts.core.api_key import ID_BYTES, SECRET_BYTES, ApiKeyRecord, digest_of, key_text
+    from mooncache.accounts.key_store import KeyStore
+
+    now_s = int(time.time())
+    id_bytes = secrets.token_bytes(ID_BYTES)
+    text = key_text(id_bytes, secrets.token_bytes(SECRET_BYTES))
+    record = ApiKeyRecord(
+        key_id=id_bytes.hex(),
+        tenant=tenant,
+        scopes=frozenset(scope),
+        digest=digest_of(text),
+        created_s=now_s,
+        name=name,
+        expires_s=_end_s(expires, now_s),
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        created_by=operator(),
+    )
+    record.check()
+    with KeyStore(accounts.folder(), create=True) as store:
+        store.add(record)
+    note(key_id=record.key_id, tenant=tenant)
+    if json:
+        print_json({"key": text, **_described(record, now_s)})
+        return EXIT_OK
+    console.print(text, markup=False, soft_wrap=True)
+    until = f"until {_moment(record.expires_s)}" if record.expires_s else "without an end"
+    error_console.print(
+        f"key {record.key_id} of {tenant}, for {', '.join(sorted(record.scopes))}, {until}; it is not shown again",
+        markup=False,
+        style="dim",
+        soft_wrap=True,
+    )
+    return EXIT_OK
+
+
+def ls(
+    *,
+    tenant: Annotated[str, Parameter(help="Only keys of this tenant.")] = "",
+    all_keys: Annotated[
+        bool, Parameter(name="--all", negative=(), help="Also keys that were revoked or have expired.")
+    ] = False,
+    accounts: Accounts = HERE,
+    json: AsJson = False,
+) -> int:
+    """List API keys: whose, what for, until when. The keys themselves are not kept.
+
+    For example:
+
+        mooncache key ls --tenant team-a --all
+    """
+    now_s = int(time.time())
+    records = _all(accounts)
+    found = [
+        _described(record, now_s)
+        for record in records.values()
+        if (not tenant or record.tenant == tenant) and (all_keys or not _has_ended(record, now_s))
+    ]
+    if json:
+        print_json({"keys": found})
+        return EXIT_OK
+    rows = [
+        [
+            each["id"],
+            each["tenant"],
+            each["name"],
+            " ".join(each["scopes"]),
+            each["state"],
+            _moment(each["created_unix_s"]),
+            _moment(each["revoked_unix_s"] or each["expires_unix_s"]),
+        ]
+        for each in found
+    ]
+    print_table(
+        "API keys", ["id", "tenant", "name", "scopes", "state", "made (UTC)", "ended, or will (UTC)"], rows
+    )
+    return EXIT_OK
+
+
+def revoke(
+    key_id: Annotated[str, Parameter(help="Id of the key, as `mooncache key ls` prints it.")],
+    /,
+    *,
+    accounts: Accounts = HERE,
+    json: AsJson = False,
+) -> int:
+    """End an API key. Gateways here refuse it within two seconds, and end the answers that are under way.
+
+    For example:
+
+        mooncache key revoke 3f0c9a5be21d7748
+    """
+    now_s = int(time.time())
+    with _store(accounts) as store:
+        record = store.revoke(key_id, now_s)
+    note(tenant=record.tenant)
+    if json:
+        print_json(_described(record, now_s))
+    else:
+        text = f"{record.key_id} of {record.tenant} was revoked at {_moment(record.revoked_s)} UTC"
+        console.print(text, markup=False, highlight=False)
+    return EXIT_OK
+
+
+def _store(accounts: Accounts) -> KeyStore:
+    """Raises NotFound where there are no keys at all."""
+    from mooncache.accounts.key_store import FILE_NAME, KeyStore
+    from mooncache.errors import NotFound
+
+    folder = accounts.folder()
+    if not (folder / FILE_NAME).exists():
+        raise NotFound(f"There are no keys in {folder}; `mooncache key create` makes one.")
+    return KeyStore(folder)
+
+
+def _all(accounts: Accounts) -> dict[str, ApiKeyRecord]:
+    from mooncache.accounts.key_store import FILE_NAME
+
+    if not (accounts.folder() / FILE_NAME).exists():
+        return {}
+    with _store(accounts) as store:
+        return store.all()
+
+
+def _has_ended(record: ApiKeyRecord, now_s: int) -> bool:
+    return bool(record.end_s) and record.end_s <= now_s
+
+
+def _described(record: ApiKeyRecord, now_s: int) -> dict[str, Any]:
+    return {
+        "id": record.key_id,
+        "tenant": record.tenant,
+        "name": record.name,
+        "scopes": sorted(record.scopes),
+        "state": record.state(now_s),
+        "created_unix_s": record.created_s,
+        "created_by": record.created_by,
+        "expires_unix_s": record.expires_s,
+        "revoked_unix_s": record.revoked_s,
+        "requests_per_minute": record.requests_per_minute,
+        "tokens_per_minute": record.tokens_per_minute,
+    }
+
+
+def _end_s(text: str, now_s: int) -> int:
+    """When a key ends, Unix seconds; 0 for "". Raises InvalidArgument."""
+    if not text:
+        return 0
+    end_s = moment_s(text, now_s, "--expires")
+    if end_s <= now_s:
+        raise InvalidArgument(f"--expires: {text} is not in the future.")
+    return end_s
+
+
+def _moment(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M") if unix_s else "-"
