@@ -282,7 +282,7 @@ def _say_down(document: dict[str, object], text: str, *, as_json: bool) -> int:
 
 
 def _has_ended(cluster: ClusterFile) -> bool:
-    """Whether no process of a run is left. A holder ends when it is asked to: what it holds is not wanted any more."""
+    """Whether no process of a run is left. A holder ends when it is asked to: what it holds is no longer wanted."""
     from mooncache.cluster.processes import processes_of_run
     from mooncache.store_node.keeping import end_holder
 

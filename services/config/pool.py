@@ -270,7 +270,7 @@ class LoggingSection(Section):
     """Lines below this level are not written."""
     format: Literal["auto", "json", "console"] = "auto"
     """JSON lines or a readable console; auto is console on a terminal."""
-    info_lines_per_s: int = Field(200, ge=0)
+    info_lines_per_s: int = Field(default=200, ge=0)
     """Info lines of one event in a second; the others are counted in log.lines_left_out. 0: all."""
 
 

@@ -130,9 +130,7 @@ class Event(enum.StrEnum):
     CONNECTOR_NEW_GENERATION = "connector.new_generation"  # new weights or a reset: block keys change
     CONNECTOR_PASSPORT_UNTOLD = "connector.passport_untold"  # the passport file cannot be written
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `code` and `reason` say why
-    CONNECTOR_ADAPTER_REFUSED = (
-        "connector.adapter_refused"  # requests with a LoRA adapter do not use the pool
-    )
+    CONNECTOR_ADAPTER_REFUSED = "connector.adapter_refused"  # a LoRA adapter's requests go without the pool
     CONNECTOR_POOL_ABSENT = "connector.pool_absent"  # an engine cannot reach the pool and keeps trying
     CONNECTOR_POOL_CONNECTED = "connector.pool_connected"  # an engine is connected to the pool
     CONNECTOR_TENANT_REFUSED = "connector.tenant_refused"  # a session token cannot be used; `reason` says why

@@ -105,7 +105,7 @@ class Metrics:
     def page_for(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type, for a reader that sends this header `Accept`."""
         if content_type(accept) == OPENMETRICS:
-            return openmetrics.generate_latest(self.registry), OPENMETRICS
+            return openmetrics.generate_latest(self.registry), OPENMETRICS  # type: ignore[no-untyped-call]
         return self.render(), TEXT
 
 

@@ -28,7 +28,7 @@ MARGIN_NS: Final = 2_000_000_000
 """Between the clock of a file system and that of this machine, beside coarse times of files."""
 
 
-class _Known(NamedTuple):
+class _HashedAdapter(NamedTuple):
     marks: tuple[tuple[str, int, int, int, int, int], ...]
     digest: str
 
@@ -52,7 +52,7 @@ class Adapters:
         self._changed = changed or threading.Event()
         self._thread: ThreadPoolExecutor | None = None
         self._jobs: dict[str, Future[str | PoolRefusal]] = {}
-        self._known: OrderedDict[tuple[int, str], _Known] = OrderedDict()  # the thread's
+        self._known: OrderedDict[tuple[int, str], _HashedAdapter] = OrderedDict()  # the thread's
         self._refused: set[str] = set()  # the thread's: sentences that are in the log
 
     def ask(self, request_id: str, lora: Any) -> str | PoolRefusal | None:
@@ -124,7 +124,7 @@ class Adapters:
                     Uncached.LORA_CHANGED,
                     f"the adapter {lora.lora_name} is another one than it was under this id",
                 )
-            known = _Known(marks, digest)
+            known = _HashedAdapter(marks, digest)
         self._known[name] = known
         self._known.move_to_end(name)
         while len(self._known) > ADAPTERS_MAX:
