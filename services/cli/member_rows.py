@@ -9,7 +9,6 @@ from typing import Any, Final
 from mooncache.client.members import members_of_pool
 from mooncache.client.state_dir import ClusterFile
 from mooncache.conductor.core.members import MemberKind, Presence
-from mooncache.conductor.member_messages import KINDS, PRESENCES
 from mooncache.proto.v1 import conductor_pb2, master_pb2
 from mooncache.reporting.output import console, human_age, print_table
 
@@ -18,6 +17,8 @@ WELL: Final = frozenset({"ready", "leader", "standby"})
 
 def member_rows(answer: conductor_pb2.ListMembersResponse) -> list[dict[str, Any]]:
     """ListMembers as plain rows."""
+    from mooncache.conductor.member_messages import PRESENCES  # it needs numpy, which not every host has
+
     return [
         _row(view.member, PRESENCES.get(view.presence, Presence.SILENT), view.heard_age_ms / 1e3)
         for view in answer.members
@@ -33,6 +34,8 @@ def pool_rows(status: master_pb2.GetStatusResponse) -> list[dict[str, Any]]:
 
 
 def _row(member: conductor_pb2.Member, presence: Presence, heard_age_s: float) -> dict[str, Any]:
+    from mooncache.conductor.member_messages import KINDS
+
     compared = member.HasField("clock_bound_ms")
     return {
         "kind": str(KINDS.get(member.kind, "unknown")),

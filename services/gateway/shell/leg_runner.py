@@ -294,11 +294,13 @@ class LegRunner:
             may_die_again=may_die_again,
         ):
             new = await self._planner.another()
+        if new is not None:
+            self._planner.plan = (
+                new  # even if it is not carried out: the conductor counts it, and the old one no more
+            )
         if end is LegEnd.SUSPECT and leg.state.has_ended:
             return  # it has answered after all
         step = next_step(leg.role, end, old, new, may_die_again=may_die_again)
-        if new is not None:
-            self._planner.plan = new
         self._log(leg, end, step)
         if error is not None and step is LegStep.FAIL:
             raise error
