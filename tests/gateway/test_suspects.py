@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mooncache.gateway.shell import conductor
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.gateway.stand_in import Bench, FakeEngine, good
@@ -47,6 +48,47 @@ async def test_a_decode_engine_that_becomes_suspect_before_its_first_token_is_le
         codes = bench.conductor.last_legs()
         assert ("decode", "d1", "SUSPECT") in codes
         assert ("decode", "d2", "OK") in codes
+
+
+async def test_an_answer_that_comes_while_another_plan_is_asked_for_ends_that_plan(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conductor counts the new plan in place of the old one from the moment at which it makes it."""
+    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 60.0)
+    planning, answered, plan_made = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer_late(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
+        await planning.wait()
+        try:
+            return await good(engine, request, body)
+        finally:
+            answered.set()
+
+    second = FakeEngine("d2", pb.INSTANCE_ROLE_DECODE)
+    async with two_legs(tmp_path, tokenizer_folder, second) as bench:
+        first = bench.engines["d1"]
+        first.behave = answer_late
+        plans = [bench.plan("d1", decision_id="old"), bench.plan("d2", decision_id="beside")]
+        new = bench.plan("d2", decision_id="new")
+
+        async def plan(request: pb.ScheduleRequest) -> pb.ScheduleResponse:
+            if request.attempt <= 1:
+                return plans.pop(0)
+            planning.set()
+            await plan_made.wait()
+            return new
+
+        bench.conductor.think = plan
+        call = asyncio.create_task(post(bench, http, CHAT))
+        await first.asked.wait()
+        sick(bench, "d1")
+        await answered.wait()
+        await post(bench, http, CHAT)  # whole, so the answer before it has come, too
+        plan_made.set()
+        await call
+        ended = {"beside", "new"}
+        await until(lambda: {report.decision_id for report in bench.conductor.updates} >= ended, "both ends")
+        assert len(second.requests) == 1, "the request beside"
 
 
 async def read(bench: Bench, http: aiohttp.ClientSession) -> None:
