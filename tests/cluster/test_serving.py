@@ -18,6 +18,7 @@ from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.supervisor import PartNews, PartStage
 from mooncache.errors import Cancelled, Internal
+from mooncache.reporting import output
 from tests.cluster.conftest import ask, serving_settings
 
 pytestmark = pytest.mark.timeout(300)
@@ -43,9 +44,13 @@ def test_what_is_known_of_the_engines(serving: EmbeddedCluster) -> None:
 
 
 def test_status_shows_gateways_and_engines_to_whoever_names_the_conductor(
-    serving: EmbeddedCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serving: EmbeddedCluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on another host: a folder of its own with nothing but the token in it."""
+    monkeypatch.setattr(output.console, "width", 200)
     shutil.copy(serving.token_path, tmp_path / "cluster.token")
     target = serving.layout.conductor_target
     where = ["--state-dir", str(tmp_path), "--conductor", target, "--master", serving.layout.master_target]
@@ -54,7 +59,8 @@ def test_status_shows_gateways_and_engines_to_whoever_names_the_conductor(
     assert [gateway["url"] for gateway in found["conductor"]["gateways"]] == [serving.layout.gateway_url]
     assert {row["instance_id"] for row in found["instances"]} == {"prefill-1", "decode-1"}
     assert run(["status", *where]) == 0
-    assert re.search(r"gateway\s+\S+\s+127\.0\.0\.1:", capsys.readouterr().out), "a row of the list"
+    address = serving.layout.gateway_url.partition("://")[2]
+    assert re.search(rf"gateway .*{re.escape(address)} ", capsys.readouterr().out), "a row of the list"
 
 
 def test_the_demo_key_is_private(serving: EmbeddedCluster) -> None:
