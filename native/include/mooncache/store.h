@@ -63,6 +63,8 @@ struct DiskConfig {
   // What Store::set_keys() and TenantLimits::encrypted say of tenants, before the first block can go down.
   std::vector<std::pair<TenantId, std::vector<DiskKey>>> keys;
   std::vector<TenantId> encrypted;
+  // Milliseconds since 1970, by which blocks with a TTL end there; empty: the system's clock.
+  std::function<uint64_t()> wall_clock;
   // What its owner should know: level (20 info, 30 warning, 40 error), event, message. From the disks'
   // threads.
   std::function<void(uint8_t, const char*, std::string)> log;
@@ -237,10 +239,10 @@ struct TierLimits {
   bool operator==(const TierLimits&) const = default;
 };
 struct TenantLimits {
-  TierLimits memory, disk;
+  TierLimits memory{}, disk{};
   uint64_t bytes_per_s = 0;  // of puts and gets together; beyond it BACK_PRESSURE. 0 = no limit
-  uint64_t ttl_ms = 0;     // of a block since its commit; such a tenant's blocks do not go to disks. 0 = none
-  bool encrypted = false;  // its blocks go to disks encrypted (Store::set_keys) or not at all
+  uint64_t ttl_ms = 0;       // of a block since its commit, below the memory too. 0 = none
+  bool encrypted = false;    // its blocks go to disks encrypted (Store::set_keys) or not at all
   bool operator==(const TenantLimits&) const = default;
 };
 struct TenantUsage {

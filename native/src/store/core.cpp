@@ -335,7 +335,8 @@ void Store::Core::touch(Shard& shard, uint32_t index, uint64_t now_ms, bool in_c
   const bool was_linked = entry.linked != 0;
   if (entry.on_disk == store::OnDisk::kRefused) entry.on_disk = store::OnDisk::kUnknown;
   if (was_linked) unlink(shard, index);
-  const uint64_t age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
+  const int64_t lived_ms = store::disk::age_ms(entry.committed_ms, now_ms);
+  const uint64_t age_ms = lived_ms > 0 ? static_cast<uint64_t>(lived_ms) : 0;
   entry.queue = store::queue_on_hit(rules, entry.queue, age_ms, in_chain);
   if (was_linked) link(shard, index);
 }
@@ -399,7 +400,9 @@ void Store::Core::end_reservation(Shard& shard, uint32_t index) {
   --shard.count.reservations;
 }
 
-Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms, bool from_disk) {
+Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms,
+                            std::optional<uint64_t> came_up_since_ms) {
+  const bool from_disk = came_up_since_ms.has_value();
   BlockEntry& entry = shard.entries[index];
   const uint64_t hash = hash_of(entry.tenant, entry.key);
   if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
@@ -421,12 +424,12 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   }
   entry.state = State::kVisible;
   entry.crc = crc;
-  entry.committed_ms = now_ms;
+  entry.committed_ms = came_up_since_ms.value_or(now_ms);
   const bool in_chain = advisor && advisor->stored(hash, now_ms);
   entry.queue = store::queue_on_commit(rules, evicted_recently, in_chain);
   const uint32_t slot = slot_of(shard, index);
   set_generation(slot, generation(slot) + 1);
-  if (catalogue.is_open()) catalogue.commit(slot, crc, generation(slot), now_ms);
+  if (catalogue.is_open()) catalogue.commit(slot, crc, generation(slot), entry.committed_ms);
   shard.index.insert(hash, index,
                      [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   append_event(entry, RecordKind::kAdd, RemoveReason::kNone);

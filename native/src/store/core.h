@@ -126,7 +126,8 @@ struct Store::Core {
   void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
   void free_entry(Shard& shard, uint32_t entry);
   void end_reservation(Shard& shard, uint32_t entry);
-  Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms, bool from_disk = false);
+  Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms,
+                 std::optional<uint64_t> came_up_since_ms = {});
   void announce_end(const BlockEntry& entry, RemoveReason reason);
   void append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason);
   void end_retention(Shard& shard, uint32_t entry);
@@ -205,13 +206,16 @@ struct Store::Core {
   class MemoryAbove;  // what the disks ask
   Status open_tier(Store& store);
   store::disk::SharedDirectory shared_directory() const;
-  // Blocks that are evicted next, and that no disk has: `bytes` of them, each with a pin of the disk's.
-  void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<store::disk::ColdBlock>& out);
+  // Blocks that are evicted next, and that no disk has, each with a pin of the disk's.
+  void take_cold(uint32_t device, const store::disk::ColdWish& wish,
+                 std::vector<store::disk::ColdBlock>& out);
   struct ColdLimits {
     uint32_t device = 0, devices = 1;
     uint64_t deep_bytes = 0;
-    uint64_t largest = 0;  // block
+    uint64_t small_bytes = 0;  // a larger block takes none of those that are left
     uint64_t bytes_left = 0;
+    uint32_t large_left = 0;
+    uint64_t now_ms = 0, wall_ms = 0;
   };
   void take_cold_tail(Shard& shard, Queue queue, uint64_t deep_bytes, ColdLimits& limits,
                       std::vector<store::disk::ColdBlock>& out);
@@ -238,7 +242,8 @@ struct Store::Core {
 
   // --- what tenants have and lose (tenancy.cpp) ---
   void overwrite(const BlockEntry& entry);  // its bytes, with zeros; its shard is locked
-  bool may_go_down(const BlockEntry& entry) const;
+  // The end of the block's life for its record, 0: none. Nothing: it ends too soon to go down.
+  std::optional<uint32_t> end_below(const BlockEntry& entry, uint64_t now_ms, uint64_t wall_ms) const;
   void purge_records(TenantId tenant, std::span<const Key> keys, Purged& done);
   void take_cold_of_loser(ColdLimits& limits, std::vector<store::disk::ColdBlock>& out);
   void expire_blocks(uint64_t now_ms, uint32_t max_slots);

@@ -28,9 +28,11 @@ void Store::Core::overwrite(const BlockEntry& entry) {
   }
 }
 
-// A tenant with a TTL keeps nothing on disks, where no block has an age.
-bool Store::Core::may_go_down(const BlockEntry& entry) const {
-  return tenants.limits(entry.tenant).ttl_ms == 0;
+std::optional<uint32_t> Store::Core::end_below(const BlockEntry& entry, uint64_t now_ms,
+                                               uint64_t wall_ms) const {
+  const uint64_t ttl_ms = tenants.any_ttl() ? tenants.limits(entry.tenant).ttl_ms : 0;
+  if (ttl_ms == 0) return 0;
+  return store::disk::end_of(store::disk::age_ms(entry.committed_ms, now_ms), ttl_ms, wall_ms);
 }
 
 // With shares the next victims are those of whoever is furthest over its own: what evict_of_tenant() would
@@ -74,8 +76,11 @@ void Store::Core::expire_blocks(uint64_t now_ms, uint32_t max_slots) {
       const BlockEntry& entry = shard.entries[at];
       if (entry.state != State::kVisible) continue;
       const uint64_t ttl_ms = tenants.limits(entry.tenant).ttl_ms;
-      if (ttl_ms == 0 || now_ms < entry.committed_ms + ttl_ms) continue;
+      const int64_t lived_ms = store::disk::age_ms(entry.committed_ms, now_ms);
+      if (ttl_ms == 0 || lived_ms < 0 || static_cast<uint64_t>(lived_ms) < ttl_ms) continue;
       tenants.count(entry.tenant, &TenantUsage::expired_blocks, nullptr, 0);
+      // Its record may say a later end, or none: the TTL was another one when it was written.
+      if (tier) (void)tier->remove(entry.tenant, entry.key, {});
       hide(shard, at, RemoveReason::kRemoved);
     }
     if (at < shard.entries.size()) continue;

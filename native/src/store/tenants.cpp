@@ -72,7 +72,7 @@ void Tenants::recount() {
     const TenantLimits& limits = use.seen.limits;
     shares += limits.memory.share_bytes != 0 ? 1 : 0;
     ttls += limits.ttl_ms != 0 ? 1 : 0;
-    disk_limits += limits.disk != TierLimits{} || limits.ttl_ms != 0 ? 1 : 0;
+    disk_limits += limits.disk != TierLimits{} ? 1 : 0;
     rates += limits.bytes_per_s != 0 ? 1 : 0;
   }
   shares_.store(shares, std::memory_order_relaxed);

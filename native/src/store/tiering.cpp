@@ -37,8 +37,8 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
   // `tier`: of what lies below it.
   MemoryAbove(Store& store, Core& core, Tier tier) : store_(store), core_(core), tier_(tier) {}
 
-  void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) override {
-    core_.take_cold(device, bytes, largest, out);
+  void take_cold(uint32_t device, const store::disk::ColdWish& wish, std::vector<ColdBlock>& out) override {
+    core_.take_cold(device, wish, out);
   }
   Status copy_out(const ColdBlock& block, uint64_t offset, Slice to) override {
     Place place;
@@ -67,7 +67,7 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
     return store_.note_written(id, offset, from.size, crc);
   }
   // Under the lock under which it would be removed.
-  Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc) override {
+  Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc, uint32_t end) override {
     const Status status = core_.with_reserved(id, [&](Shard& shard, uint32_t index) {
       const auto written = shard.writes.find(index);
       Code code = written == shard.writes.end() ? Code::kIncomplete
@@ -75,7 +75,11 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
       const bool is_own = core_.is_on_disk(tenant, key);
       if (!is_own && !core_.is_others(tenant, key)) code = Code::kNotFound;
       if (code == Code::kOk) {
-        const Status published = core_.publish(shard, index, crc, steady_ms(), true);
+        const uint64_t ttl_ms = end == 0 ? 0 : core_.tenants.limits(tenant).ttl_ms;
+        const uint64_t now_ms = steady_ms();
+        const uint64_t since_ms = store::disk::committed_ms_of(
+            end, ttl_ms, store::disk::wall_ms(core_.config.disk.wall_clock), now_ms);
+        const Status published = core_.publish(shard, index, crc, now_ms, since_ms);
         // What lies in the shared directory may still go to a disk of this node.
         if (published && tier_ == Tier::kShared && !core_.config.disk.paths.empty())
           shard.entries[index].on_disk = OnDisk::kUnknown;
@@ -172,6 +176,7 @@ Status Store::Core::open_tier(Store& store) {
     one.allow_uring = config.disk.allow_uring;
     one.ahead_bytes = config.capacity_bytes / kAheadPart / config.disk.paths.size();
     one.keyring = keyring;
+    one.wall_clock = config.disk.wall_clock;
     options.push_back(std::move(one));
   }
   auto opened = store::disk::SsdTier::open(std::move(options), *above,
@@ -195,6 +200,7 @@ store::disk::SharedDirectory Store::Core::shared_directory() const {
   shared.log.number = config.disk.paths.empty() ? 0 : store::kNone;
   shared.log.ahead_bytes = config.capacity_bytes / kAheadPart;
   shared.log.keyring = shared.reader.keyring = keyring;
+  shared.log.wall_clock = shared.reader.wall_clock = config.disk.wall_clock;
   shared.reader.scan_ms = config.disk.shared_scan_ms;
   shared.reader.stall_ms = config.disk.stall_ms;
   shared.spool.requests = config.disk.shared_objects;
@@ -206,12 +212,14 @@ store::disk::SharedDirectory Store::Core::shared_directory() const {
 
 // What the policy would evict next, as deep as what is to be free soon: the tails of the queues, and with
 // chains what the advisor says instead of the tail of the protected queue.
-void Store::Core::take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) {
+void Store::Core::take_cold(uint32_t device, const store::disk::ColdWish& wish, std::vector<ColdBlock>& out) {
   const uint64_t ahead = config.capacity_bytes / kAheadPart;
   const uint64_t free = config.capacity_bytes - used_bytes.load(std::memory_order_relaxed);
   if (free >= ahead || device == store::kNone) return;
   const auto devices = static_cast<uint32_t>(std::max<size_t>(1, config.disk.paths.size()));
-  ColdLimits limits{device, devices, ahead - free, largest, bytes};
+  ColdLimits limits{device, devices, ahead - free, wish.small_bytes, wish.bytes, wish.takes_large ? 1u : 0u};
+  limits.now_ms = steady_ms();
+  limits.wall_ms = store::disk::wall_ms(config.disk.wall_clock);
   if (tenants.any_share()) take_cold_of_loser(limits, out);
   const auto [probation, protect] =
       store::evicted_next(rules, queue_bytes[0].load(std::memory_order_relaxed),
@@ -264,23 +272,30 @@ bool Store::Core::take_cold_advised(std::optional<TenantId> tenant, ColdLimits& 
 bool Store::Core::take_cold_block(Shard& shard, uint32_t index, double chance, ColdLimits& limits,
                                   std::vector<ColdBlock>& out) {
   BlockEntry& entry = shard.entries[index];
-  if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0 || entry.size > limits.largest) return true;
+  if (entry.on_disk != OnDisk::kUnknown || entry.demoting != 0) return true;
+  const bool is_large = entry.size > limits.small_bytes;
+  if (is_large && limits.large_left == 0) return true;
   if (store::disk::SsdTier::device_of(entry.tenant, entry.key, limits.devices) != limits.device) return true;
-  if (tenants.any_disk_limit() && !may_go_down(entry)) return true;
+  const auto end = end_below(entry, limits.now_ms, limits.wall_ms);
+  if (!end) return true;
   if (config.disk.paths.empty() && is_others(entry.tenant, entry.key)) {
     entry.on_disk = OnDisk::kWritten;  // one copy in the shared directory is enough
     return true;
   }
-  if (entry.size > limits.bytes_left) {
+  if (!is_large && entry.size > limits.bytes_left) {
     limits.bytes_left = 0;
     return false;
   }
-  limits.bytes_left -= entry.size;
+  if (is_large) {
+    --limits.large_left;
+  } else {
+    limits.bytes_left -= entry.size;
+  }
   entry.demoting = 1;
   ++entry.pins;
   const bool good = entry.queue == Queue::kProtected && rules.policy == store::Policy::kTwoQueues;
   out.push_back({slot_of(shard, index), entry.tenant, entry.key, static_cast<uint32_t>(entry.size), entry.crc,
-                 entry.hits, good, chance});
+                 entry.hits, good, chance, *end});
   return true;
 }
 

@@ -139,7 +139,7 @@ class FakeMemory final : public store::disk::Memory {
  public:
   std::atomic<bool> is_full{false};  // no reservation succeeds
 
-  void offer(uint64_t number, size_t size, uint32_t hits = 1) {
+  void offer(uint64_t number, size_t size, uint32_t hits = 1, uint32_t end = 0) {
     const std::lock_guard lock(mutex_);
     auto bytes = content_of(number, size);
     ColdBlock block;
@@ -149,13 +149,18 @@ class FakeMemory final : public store::disk::Memory {
     block.size = static_cast<uint32_t>(size);
     block.crc32c = crc32c(bytes);
     block.hits = hits;
+    block.end = end;
     cold_.push_back(block);
     bodies_[static_cast<uint32_t>(number)] = std::move(bytes);
   }
-  void take_cold(uint32_t, uint64_t bytes, uint64_t, std::vector<ColdBlock>& out) override {
+  void take_cold(uint32_t, const store::disk::ColdWish& wish, std::vector<ColdBlock>& out) override {
     const std::lock_guard lock(mutex_);
-    while (!cold_.empty() && bytes >= cold_.front().size) {
-      bytes -= cold_.front().size;
+    uint64_t bytes = wish.bytes;
+    bool takes_large = wish.takes_large;
+    while (!cold_.empty()) {
+      const bool is_large = cold_.front().size > wish.small_bytes;
+      if (is_large ? !std::exchange(takes_large, false) : bytes < cold_.front().size) break;
+      bytes -= is_large ? 0 : cold_.front().size;
       out.push_back(cold_.front());
       cold_.pop_front();
     }
@@ -186,12 +191,13 @@ class FakeMemory final : public store::disk::Memory {
     reserved.written += from.size;
     return Status::ok();
   }
-  Code commit(ReservationId id, TenantId, const Key& key, uint32_t crc) override {
+  Code commit(ReservationId id, TenantId, const Key& key, uint32_t crc, uint32_t end) override {
     const std::lock_guard lock(mutex_);
     auto reserved = std::move(reserved_.extract(static_cast<uint64_t>(id)).mapped());
     if (reserved.written != reserved.bytes.size()) return Code::kIncomplete;
     if (crc32c(reserved.bytes) != crc) return Code::kChecksumMismatch;
     up_[key] = std::move(reserved.bytes);
+    end_of_last_ = end;
     return Code::kOk;
   }
   void abort(ReservationId id) override {
@@ -228,6 +234,10 @@ class FakeMemory final : public store::disk::Memory {
   bool wait_event(const char* event) {
     return wait_for([&] { return events_.contains(event); });
   }
+  size_t event_count(const char* event) {
+    const std::lock_guard lock(mutex_);
+    return events_.count(event);
+  }
   size_t written_count() {
     const std::lock_guard lock(mutex_);
     return written_.size();
@@ -239,6 +249,10 @@ class FakeMemory final : public store::disk::Memory {
   size_t open_reservations() {
     const std::lock_guard lock(mutex_);
     return reserved_.size();
+  }
+  uint32_t end_of_last() {  // of the block that came up last
+    const std::lock_guard lock(mutex_);
+    return end_of_last_;
   }
   uint64_t ends(Demotion end) {
     const std::lock_guard lock(mutex_);
@@ -268,8 +282,9 @@ class FakeMemory final : public store::disk::Memory {
   std::set<Key> written_;
   std::map<Key, RemoveReason> lost_;
   std::map<Demotion, uint64_t> ends_;
-  std::set<std::string> events_;
+  std::multiset<std::string> events_;
   uint64_t next_ = 0;
+  uint32_t end_of_last_ = 0;
 };
 
 class DiskTest : public ::testing::Test {

@@ -1,5 +1,6 @@
 // A store with a disk below it: blocks that left memory come back, also after a crash, and removed ones do
 // not.
+#include <atomic>
 #include <bit>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "store/disk/end_of_life.h"
 #include "store/store_fixture.h"
 
 namespace mooncache::test {
@@ -358,10 +360,9 @@ TEST_F(TieringTest, APurgeOverwritesRecordsOfTheTenantAlone) {
   EXPECT_TRUE(all_present().empty()) << "nor do they come back";
 }
 
-TEST_F(TieringTest, ADiskQuotaAndATtlKeepBlocksInMemory) {
+TEST_F(TieringTest, ADiskQuotaKeepsBlocksInMemory) {
   open();
   store_->set_limits(kTenant, {.disk = {.quota_bytes = 20 * kBlock}});
-  store_->set_limits(99, {.ttl_ms = 1'000'000});
   for (uint64_t i = 0; i < 300; ++i) {
     ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
     ASSERT_EQ(put(*store_, i, kBlock, now_ms(), 99), Code::kOk);
@@ -370,8 +371,120 @@ TEST_F(TieringTest, ADiskQuotaAndATtlKeepBlocksInMemory) {
   ASSERT_TRUE(wait_for([&] { return disk("blocks") > 0; }));
   store_->tend_tenants(now_ms(), 1);
   for (const TenantUsage& use : store_->tenants()) {
-    EXPECT_LE(use.disk_bytes, use.tenant == 99 ? 0u : 20 * kBlock) << use.tenant;
+    EXPECT_LE(use.disk_bytes, use.tenant == kTenant ? 20 * kBlock : ~0ull);
   }
+}
+
+// An hour for each block, of which the disk knows by the clock on the wall.
+class TtlTest : public TieringTest {
+ protected:
+  static constexpr uint64_t kMinute = 60'000, kHour = 60 * kMinute;
+  void open_with_ttl(uint64_t ttl_ms = kHour) {
+    store_.reset();
+    StoreConfig config = small_config(4 * kMiB);
+    config.eviction = "lru";
+    config.disk.paths = {folder_.string()};
+    config.disk.bytes = 64 * kMiB;
+    config.disk.stall_ms = 60'000;
+    config.disk.wall_clock = [wall = wall_] { return wall->load(); };
+    store_ = open_store(config);
+    store_->set_limits(kTenant, {.ttl_ms = ttl_ms});
+  }
+  void tend(uint64_t later_ms) {
+    for (int turn = 0; turn < 4; ++turn) store_->tend_tenants(now_ms() + later_ms, 1 << 20);
+  }
+  bool in_memory(uint64_t number) {
+    const auto info = store_->stat(kTenant, key_of(number), 0);
+    return info && info->tier == Tier::kDram;
+  }
+  std::shared_ptr<std::atomic<uint64_t>> wall_ =
+      std::make_shared<std::atomic<uint64_t>>(store::disk::kLifeEpochMs + 1'000'000 * kMinute);
+};
+
+TEST_F(TtlTest, BlocksGoDownAndEndThere) {
+  open_with_ttl();
+  put_many(200);
+  const auto below = all_present(Tier::kSsd);
+  ASSERT_GT(below.size(), 80u);
+  open_with_ttl();  // what is in memory alone is gone
+  EXPECT_GE(all_present(Tier::kSsd).size(), below.size());
+  EXPECT_TRUE(get(below.front()));
+  *wall_ += 61 * kMinute;
+  EXPECT_TRUE(all_present(Tier::kSsd).empty());
+  std::vector<Key> keys;
+  for (const uint64_t i : below) keys.push_back(key_of(i));
+  const MatchResult match = store_->match(kTenant, {keys.data() + 1, keys.size() - 1}, false, now_ms());
+  EXPECT_EQ(match.leading_run, 0u) << "nor does MATCH say that they are there";
+  EXPECT_FALSE(get(below.back()));
+  EXPECT_EQ(put(*store_, below.back(), kBlock, now_ms()), Code::kOk) << "it can be put again";
+  EXPECT_TRUE(wait_for([&] { return believed().size() == 2; })) << "reports say what is left";
+  open_with_ttl();
+  EXPECT_TRUE(all_present().empty()) << "nor after a restart";
+}
+
+TEST_F(TtlTest, WhatComesUpIsAsOldAsBefore) {
+  open_with_ttl();
+  put_many(200);
+  const uint64_t number = all_present(Tier::kSsd).front();
+  *wall_ += 50 * kMinute;
+  ASSERT_TRUE(get(number));
+  ASSERT_TRUE(in_memory(number));
+  tend(7 * kMinute);
+  EXPECT_TRUE(in_memory(number));
+  tend(11 * kMinute);
+  EXPECT_FALSE(present(*store_, number)) << "it has not begun a new hour, nor is it below";
+  open_with_ttl();
+  EXPECT_FALSE(present(*store_, number));
+}
+
+TEST_F(TtlTest, AShorterTtlEndsWhatLiesInMemoryOnTheDiskToo) {
+  open_with_ttl(24 * kHour);
+  put_many(200);
+  const auto below = all_present(Tier::kSsd);
+  for (const uint64_t number : {below[0], below[1]}) ASSERT_TRUE(get(number));
+  store_->set_limits(kTenant, {.ttl_ms = kHour});
+  tend(2 * kHour);
+  for (const uint64_t number : {below[0], below[1]}) EXPECT_FALSE(present(*store_, number));
+  EXPECT_TRUE(present(*store_, below[2])) << "on the disk alone it has the end that it was written with";
+  open_with_ttl(24 * kHour);
+  for (const uint64_t number : {below[0], below[1]}) EXPECT_FALSE(present(*store_, number));
+  EXPECT_TRUE(present(*store_, below[2]));
+}
+
+TEST_F(TtlTest, AClockBefore2025KeepsThemInMemory) {
+  *wall_ = 1'000'000;
+  open_with_ttl();
+  for (uint64_t i = 0; i < 120; ++i) ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
+  for (uint64_t i = 0; i < 120; ++i) ASSERT_EQ(put(*store_, i, kBlock, now_ms(), 99), Code::kOk);
+  ASSERT_TRUE(wait_for([&] { return disk("blocks") > 10; })) << "others go down";
+  EXPECT_TRUE(all_present(Tier::kSsd).empty());
+}
+
+TEST_F(TieringTest, LargeBlocksGoDownAndComeUp) {
+  constexpr uint64_t kLarge = 16 * kMiB, kCount = 12;
+  const auto open_large = [&] {
+    store_.reset();
+    StoreConfig config = small_config(100 * kMiB);
+    config.eviction = "lru";
+    config.expected_block_bytes = 1 << 20;
+    config.disk.paths = {folder_.string()};
+    config.disk.bytes = 1 << 30;
+    config.disk.stall_ms = 60'000;
+    store_ = open_store(config);
+  };
+  open_large();
+  for (uint64_t i = 0; i < kCount; ++i) {
+    ASSERT_EQ(put(*store_, i, kLarge, now_ms()), Code::kOk);
+    ASSERT_EQ(put(*store_, 100 + i, kBlock, now_ms()), Code::kOk);
+    ASSERT_TRUE(wait_for([&] { return i < 5 || disk("blocks") + 8 > 2 * i; })) << i;
+  }
+  const auto below = all_present(Tier::kSsd);
+  ASSERT_GT(below.size(), kCount / 2);
+  EXPECT_EQ(disk("too_large_blocks"), 0u);
+  for (const uint64_t number : below) EXPECT_TRUE(get(number)) << number;
+  open_large();
+  for (const uint64_t number : below) EXPECT_TRUE(get(number)) << number;
+  EXPECT_EQ(disk("corrupt_blocks"), 0u);
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ RecordHeader header_of(uint64_t sequence, const Block& block) {
   header.tenant = block.tenant;
   header.size = block.size;
   header.crc32c = block.crc32c;
+  header.set_end(block.end);
   return header;
 }
 
@@ -62,6 +63,7 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
     open_fill_ += bytes;
     if (to.fill == chunk_bytes_) to.sealed = true;
   }
+  large_.reset();  // its chunks hold it until they are written
   if (key != nullptr) {
     sound = sound && end_encryption(header);
     if (!sound) header.crc32c = 0;  // not encrypted yet; the record is one that is never read
@@ -80,7 +82,8 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
     ++segments_[record.from.segment].reads;
   } else if (!header.removal()) {
     const std::lock_guard lock(mutex_);
-    if (index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted()) == kNone)
+    if (index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted(),
+                   header.end()) == kNone)
       return false;
   }
   pending_.push_back(std::move(record));

@@ -182,9 +182,10 @@ class EndlessMemory final : public store::disk::Memory {
   explicit EndlessMemory(uint64_t blocks) : blocks_(blocks) {}
   static constexpr uint32_t kBytes = 64;
 
-  void take_cold(uint32_t, uint64_t bytes, uint64_t, std::vector<store::disk::ColdBlock>& out) override {
+  void take_cold(uint32_t, const store::disk::ColdWish& wish,
+                 std::vector<store::disk::ColdBlock>& out) override {
     constexpr uint64_t kAtOnce = 32'768;
-    for (uint64_t step = 0; step < std::min(kAtOnce, bytes / 256) && next_ < blocks_; ++step) {
+    for (uint64_t step = 0; step < std::min(kAtOnce, wish.bytes / 256) && next_ < blocks_; ++step) {
       store::disk::ColdBlock block;
       block.tenant = kTenant;
       block.key = key_of(next_++);
@@ -203,7 +204,7 @@ class EndlessMemory final : public store::disk::Memory {
   }
   Result<Reservation> reserve(TenantId, const Key&, uint64_t) override { return {Code::kNoSpace, {}}; }
   Status write(ReservationId, uint64_t, ConstSlice) override { return Status::ok(); }
-  Code commit(ReservationId, TenantId, const Key&, uint32_t) override { return Code::kNotFound; }
+  Code commit(ReservationId, TenantId, const Key&, uint32_t, uint32_t) override { return Code::kNotFound; }
   void abort(ReservationId) override {}
   void written(TenantId, const Key&, uint64_t) override { written_.fetch_add(1); }
   void lost(TenantId, const Key&, uint64_t, RemoveReason) override {}

@@ -87,7 +87,8 @@ bool Device::fetch(TenantId tenant, const Key& key, Done done) {
   fetch->key = key;
   fetch->size = entry.size;
   fetch->at = DiskIndex::location_of(entry);
-  fetch->encrypted = entry.encrypted;
+  fetch->encrypted = entry.encrypted != 0;
+  fetch->end = entry.end;
   fetch->waiting.push_back(std::move(done));
   ++segments_[fetch->at.segment].reads;
   fetches_.emplace(number, fetch);
@@ -123,7 +124,7 @@ uint64_t Device::walk(uint64_t cursor, uint32_t limit, const Visit& visit) const
     for (; at < end && seen.size() < limit && answering(); ++at) {
       const DiskEntry& entry = index_[at];
       if (entry.size != 0 && entry.written)
-        seen.push_back({index_.tenant_of(entry), entry.key, entry.size, entry.hits});
+        seen.push_back({index_.tenant_of(entry), entry.key, entry.size, static_cast<uint8_t>(entry.hits)});
     }
     if (at >= index_.slots() || !answering()) at = 0;
   }
@@ -207,6 +208,9 @@ void Device::end_operations() {
   if (!under_way()) return;
   for (AlignedMemory* memory : {&read_memory_, &chunk_memory_, &page_memory_}) memory->abandon();
   for (FooterBuild& footer : footers_) footer.memory.abandon();
+  for (Chunk& chunk : chunks_) {
+    if (chunk.own != nullptr && chunk.own->data() != nullptr) chunk.own->abandon();
+  }
 }
 
 void Device::turn(int timeout_ms) {
@@ -223,6 +227,7 @@ void Device::turn(int timeout_ms) {
   write_handed();
   demote();
   flush_old();
+  drop_ended();
   reclaim();
   pump_writes();
   write_footers();

@@ -48,6 +48,7 @@ struct DeviceOptions {
   bool hands_down = false;                 // what it gives up goes to what lies below it
   uint64_t ahead_bytes = 64 << 20;         // that may come up ahead at once
   std::shared_ptr<const Keyring> keyring;  // null: nothing is encrypted, and nothing encrypted is read
+  WallClock wall_clock;                    // by which blocks with a TTL end; empty: the system's
   // Tests put theirs in place.
   std::function<std::unique_ptr<IoQueue>(int fd, std::span<const iovec> buffers)> open_queue;
 };
@@ -57,6 +58,8 @@ struct DeviceStats {
   uint64_t reads = 0, read_bytes = 0, read_misses = 0, corrupt = 0;
   uint64_t admitted = 0, admitted_bytes = 0, refused = 0, dropped = 0, written_bytes = 0;
   uint64_t removals = 0, reclaimed = 0, kept = 0, recovered = 0;
+  uint64_t expired = 0;    // blocks whose time was over
+  uint64_t too_large = 0;  // refused, because no segment or no write takes so much
   uint64_t pinned_bytes = 0;
   uint64_t prefetched = 0, prefetch_given_up = 0;
   uint64_t encrypted = 0, encrypted_bytes = 0;  // written since the start
@@ -88,6 +91,8 @@ inline constexpr std::pair<std::string_view, DeviceCounter> kDeviceCounters[] = 
     {"reclaimed_blocks", &DeviceStats::reclaimed},
     {"kept_blocks", &DeviceStats::kept},
     {"recovered_blocks", &DeviceStats::recovered},
+    {"expired_blocks", &DeviceStats::expired},
+    {"too_large_blocks", &DeviceStats::too_large},
     {"pinned_bytes", &DeviceStats::pinned_bytes},
     {"encrypted_blocks", &DeviceStats::encrypted},
     {"encrypted_bytes", &DeviceStats::encrypted_bytes},
@@ -167,6 +172,7 @@ class Device {
     TenantId tenant = 0;
     Key key;
     uint32_t size = 0;
+    uint32_t end = 0;  // of its life
     Location at;
     uint64_t sequence = 0;
     bool keep = false;
@@ -196,7 +202,8 @@ class Device {
     uint32_t generation = 0;
     uint64_t begun_ms = 0;
     uint64_t bytes = 0;
-    uint32_t buffer = 0;  // kRead, kChunk
+    uint32_t buffer = 0;  // kRead
+    uint64_t chunk = 0;   // kChunk: its number
     uint64_t offset = 0;  // of the file
     std::shared_ptr<Fetch> fetch;
     uint32_t segment = 0;
@@ -210,6 +217,9 @@ class Device {
     uint64_t fill = 0;
     uint64_t since_ms = 0;
     bool sealed = false, submitted = false, done = false, failed = false;
+    // Of a block that is larger than what the buffers take: memory for it alone, and the place in it.
+    std::shared_ptr<AlignedMemory> own;
+    uint64_t own_at = 0;
   };
   struct PendingRecord {
     RecordHeader header;
@@ -284,9 +294,12 @@ class Device {
   void take_body(Fetch& fetch);
   void give_body(Fetch& fetch);
   void say_keyless(TenantId tenant);
-  // Whether what is known of a block can be read: its tenant has a key, where it takes one. mutex_ is held.
+  bool has_ended(uint32_t end) const { return end != 0 && is_over(end, wall_ms(options_.wall_clock)); }
+  // Whether what is known of a block can be read: its time is not over, and its tenant has a key, where it
+  // takes one. mutex_ is held.
   bool is_readable(const DiskEntry& entry) const {
-    return !entry.encrypted ||
+    if (has_ended(entry.end)) return false;
+    return entry.encrypted == 0 ||
            (options_.keyring != nullptr && options_.keyring->has_key(index_.tenant_of(entry)));
   }
   uint32_t find_readable(TenantId tenant, const Key& key) const {
@@ -322,6 +335,7 @@ class Device {
   void write_footers();
   void wipe(uint32_t number);
   void reclaim();
+  void drop_ended();
   bool moves_on(const DiskEntry& entry) const;
   void want_kept(const DiskEntry& entry, bool pinned);
   void keep_again(const std::shared_ptr<Fetch>& fetch);
@@ -330,9 +344,12 @@ class Device {
 
   uint64_t segment_offset(uint32_t number) const { return kDataOffset + number * layout_.segment_bytes; }
   std::byte* chunk_data(const Chunk& chunk) const {
+    if (chunk.own != nullptr) return chunk.own->data() + chunk.own_at;
     return chunk_memory_.data() + uint64_t{chunk.buffer} * chunk_bytes_;
   }
   uint64_t largest_block() const;
+  uint64_t largest_in_chunks() const;
+  void refuse_large(const ColdBlock& block, DeviceStats& seen);
   // mutex_ is held.
   void forget(uint32_t number) {
     fetches_.erase(number);
@@ -392,6 +409,12 @@ class Device {
   std::vector<std::vector<std::byte>> bodies_;  // of encrypted blocks that came up, for the next ones
   uint64_t bodies_bytes_ = 0;
   uint64_t said_keyless_ms_ = 0;
+  // Memory for the large block that is appended now, and whether chunks of one are still to be written.
+  std::shared_ptr<AlignedMemory> large_;
+  uint64_t large_used_ = 0;
+  std::weak_ptr<AlignedMemory> large_under_way_;
+  bool said_too_large_ = false;
+  uint32_t ended_at_ = 0, ended_minute_ = 0;  // how far drop_ended() has looked, and for which minute
   WriteBudget budget_;
   std::mt19937_64 random_;
   uint64_t next_sequence_ = 1, next_chunk_ = 1, last_failed_chunk_ = 0;

@@ -33,7 +33,8 @@ std::optional<uint64_t> Device::prefetch(TenantId tenant, const Key& key, uint64
   fetch->key = key;
   fetch->size = entry.size;
   fetch->at = DiskIndex::location_of(entry);
-  fetch->encrypted = entry.encrypted;
+  fetch->encrypted = entry.encrypted != 0;
+  fetch->end = entry.end;
   fetch->ahead = true;
   fetch->until_ms = until_ms;
   ++segments_[fetch->at.segment].reads;
@@ -42,7 +43,7 @@ std::optional<uint64_t> Device::prefetch(TenantId tenant, const Key& key, uint64
   fetches_.emplace(number, fetch);
   asked_ahead_.push_back(std::move(fetch));
   queue_->wake();
-  return entry.size;
+  return uint64_t{entry.size};
 }
 
 void Device::take_asked() {

@@ -21,8 +21,9 @@ void Device::want_down(const DiskEntry& entry) {
   fetch->size = entry.size;
   fetch->at = DiskIndex::location_of(entry);
   fetch->keep = fetch->down = true;
-  fetch->hits = entry.hits;
-  fetch->encrypted = entry.encrypted;
+  fetch->hits = static_cast<uint8_t>(entry.hits);
+  fetch->encrypted = entry.encrypted != 0;
+  fetch->end = entry.end;
   ++segments_[fetch->at.segment].reads;
   wanted_.push_back(std::move(fetch));
 }
@@ -42,6 +43,7 @@ void Device::finish_down(Fetch& fetch, Code code) {
     block.size = fetch.size;
     block.crc32c = fetch.crc32c;
     block.hits = fetch.hits;
+    block.end = fetch.end;
     memory_.hand_down(block, std::move(fetch.body));
     if (!holds(fetch)) memory_.take_back(fetch.tenant, fetch.key);
   }
@@ -56,7 +58,9 @@ void Device::take_handed(const ColdBlock& block, std::vector<std::byte> body) {
   bool is_much = false;
   {
     const std::lock_guard lock(mutex_);
-    is_much = stopping_ || !answering() || handed_bytes_ + body.size() > kMostHandedBytes;
+    // One is always taken, however large it is.
+    const bool is_behind = !handed_.empty() && handed_bytes_ + body.size() > kMostHandedBytes;
+    is_much = stopping_ || !answering() || is_behind;
     if (!is_much) {
       handed_bytes_ += body.size();
       handed_.push_back(std::make_shared<Handed>(Handed{block, std::move(body), false}));
@@ -102,17 +106,21 @@ void Device::write_handed() {
   count_.admitted += seen.admitted;
   count_.admitted_bytes += seen.admitted_bytes;
   count_.refused += seen.refused;
+  count_.too_large += seen.too_large;
 }
 
 // kLater: there is no room for it now.
 Demotion Device::write(Handed& handed, DeviceStats& seen) {
   const ColdBlock& block = handed.block;
+  if (block.size > largest_block()) {
+    refuse_large(block, seen);
+    return Demotion::kRefused;
+  }
   const uint64_t bytes = record_bytes(block.size);
   const double draw = static_cast<double>(random_() >> 11) * 0x1p-53;
   const Keyring::Writing writing = writing_of(block.tenant);
   const bool is_worth =
-      !writing.refused && queue_->takes_blocks() && block.size <= largest_block() &&
-      budget_.allows(bytes, now_ms_) &&
+      !writing.refused && queue_->takes_blocks() && !has_ended(block.end) && budget_.allows(bytes, now_ms_) &&
       worth_writing({block.hits, block.known_good, block.chance}, budget_.slack(now_ms_), draw) &&
       memory_.may_hold(block.tenant, block.size);
   if (!is_worth) {

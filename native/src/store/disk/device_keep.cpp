@@ -77,7 +77,8 @@ void Device::want_kept(const DiskEntry& entry, bool pinned) {
   fetch->at = DiskIndex::location_of(entry);
   fetch->keep = true;
   fetch->pinned = pinned;
-  fetch->encrypted = entry.encrypted;
+  fetch->encrypted = entry.encrypted != 0;
+  fetch->end = entry.end;
   ++segments_[fetch->at.segment].reads;
   kept_bytes_ += record_bytes(entry.size);
   wanted_.push_back(std::move(fetch));

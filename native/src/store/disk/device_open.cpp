@@ -205,11 +205,11 @@ Status Device::recover() {
 }
 
 void Device::adopt(const RecordHeader& header, Location at) {
-  if (header.removal() || header.foreign()) {
+  if (header.removal() || header.foreign() || has_ended(header.end())) {
     const uint32_t known = index_.find(header.tenant, header.key);
     if (known != kNone) index_.erase(known);
   } else if (fits(layout_.segment_bytes, at.unit, header.size)) {
-    (void)index_.put(header.tenant, header.key, header.size, at, true, header.encrypted());
+    (void)index_.put(header.tenant, header.key, header.size, at, true, header.encrypted(), header.end());
   }
 }
 

@@ -104,7 +104,7 @@ void Device::take_header(Fetch& fetch, std::span<const std::byte> bytes) {
   const auto header = RecordHeader::decode(layout_.uuid, fetch.sequence, bytes.first<kRecordHeaderBytes>());
   if (!header || header->removal() || header->foreign() || header->key != fetch.key ||
       header->tenant != fetch.tenant || header->size != fetch.size ||
-      header->encrypted() != fetch.encrypted) {
+      header->encrypted() != fetch.encrypted || header->end() != fetch.end) {
     return;
   }
   fetch.header_sound = true;
@@ -126,7 +126,7 @@ Code Device::conclude(Fetch& fetch) {
       memory_.abort(fetch.reservation.id);
     return code;
   }
-  return memory_.commit(fetch.reservation.id, fetch.tenant, fetch.key, fetch.crc32c);
+  return memory_.commit(fetch.reservation.id, fetch.tenant, fetch.key, fetch.crc32c, fetch.end);
 }
 
 void Device::finish(const std::shared_ptr<Fetch>& fetch) {

@@ -19,25 +19,50 @@ constexpr size_t kFreeSegments = 2;  // one to write on, one for what moves out 
 constexpr size_t kSpareChunks = 4;
 constexpr uint64_t kHeaderPages = 64;
 constexpr uint32_t kReclaimedPerLock = 16'384;
+constexpr uint64_t kMostLargeBytes = 128 << 20;
 
 }  // namespace
 
 uint64_t Device::largest_block() const {
-  const uint64_t in_segment = layout_.segment_bytes - 8 * kPageBytes;
-  const uint64_t in_chunks = (chunk_memory_.size() >> 20) / 2 * chunk_bytes_;
-  return std::min(in_segment, in_chunks) - kRecordHeaderBytes;
+  const uint64_t in_segment = layout_.segment_bytes - 8 * kPageBytes - kRecordHeaderBytes;
+  return std::min(in_segment, kMostLargeBytes);
+}
+
+// Larger ones are written one after the other, each from memory of its own.
+uint64_t Device::largest_in_chunks() const {
+  return (chunk_memory_.size() >> 20) / 2 * chunk_bytes_ - kRecordHeaderBytes;
+}
+
+void Device::refuse_large(const ColdBlock& block, DeviceStats& seen) {
+  ++seen.refused;
+  ++seen.too_large;
+  if (std::exchange(said_too_large_, true)) return;
+  memory_.log(30, "ssd_block_too_large",
+              file_.path() + " takes blocks of " + std::to_string(largest_block()) +
+                  " bytes at most; one of " + std::to_string(block.size) +
+                  " stays in memory, like others of that size");
 }
 
 // Appending -----------------------------------------------------------------------------------------------
 
 bool Device::room_for(uint64_t bytes) {
-  if (free_chunks_.size() < bytes / chunk_bytes_ + 2) return false;
+  const bool is_large = bytes > record_bytes(largest_in_chunks());
+  if (free_chunks_.size() < (is_large ? 0 : bytes / chunk_bytes_) + 2) return false;
+  if (is_large && !large_under_way_.expired()) return false;
   if (open_ != kNone && segments_[open_].sound_units != kNone) close_segment();
   if (open_ != kNone) {
-    if (fits_open(bytes)) return true;
-    close_segment();
+    if (!fits_open(bytes)) close_segment();
   }
-  return open_segment();
+  if (open_ == kNone && !open_segment()) return false;
+  if (!is_large) return true;
+  try {
+    large_ = std::make_shared<AlignedMemory>(round_up(bytes, chunk_bytes_));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  large_under_way_ = large_;
+  large_used_ = 0;
+  return true;
 }
 
 // The chunk that is being filled; room_for() has seen to it that there is one.
@@ -45,8 +70,13 @@ Device::Chunk& Device::chunk() {
   if (chunks_.empty() || chunks_.back().sealed) {
     Chunk fresh;
     fresh.number = next_chunk_++;
-    fresh.buffer = free_chunks_.back();
-    free_chunks_.pop_back();
+    if (large_ != nullptr && large_used_ < large_->size()) {
+      fresh.own = large_;
+      fresh.own_at = std::exchange(large_used_, large_used_ + chunk_bytes_);
+    } else {
+      fresh.buffer = free_chunks_.back();
+      free_chunks_.pop_back();
+    }
     fresh.segment = open_;
     fresh.offset = open_fill_;
     fresh.since_ms = now_ms_;
@@ -71,8 +101,8 @@ void Device::demote() {
   if (now_ms_ < next_demotion_ms_ || !answering() || !queue_->takes_blocks()) return;
   if (free_chunks_.size() <= kSpareChunks) return;
   cold_.clear();
-  memory_.take_cold(options_.number, (free_chunks_.size() - kSpareChunks) * chunk_bytes_, largest_block(),
-                    cold_);
+  const uint64_t bytes = (free_chunks_.size() - kSpareChunks) * chunk_bytes_;
+  memory_.take_cold(options_.number, {bytes, largest_in_chunks(), large_under_way_.expired()}, cold_);
   DeviceStats seen;
   for (const ColdBlock& block : cold_) memory_.end_demotion(block, demote(block, seen));
   next_demotion_ms_ = now_ms_ + (cold_.empty() || seen.dropped > 0 ? kLaterMs : kNextLookMs);
@@ -81,12 +111,17 @@ void Device::demote() {
   count_.admitted_bytes += seen.admitted_bytes;
   count_.refused += seen.refused;
   count_.dropped += seen.dropped;
+  count_.too_large += seen.too_large;
 }
 
 Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
   {
     const std::lock_guard lock(mutex_);
     if (find_readable(block.tenant, block.key) != kNone) return Demotion::kWritten;
+  }
+  if (block.size > largest_block()) {
+    refuse_large(block, seen);
+    return Demotion::kRefused;
   }
   const uint64_t bytes = record_bytes(block.size);
   const double draw = static_cast<double>(random_() >> 11) * 0x1p-53;
@@ -154,9 +189,13 @@ void Device::pump_writes() {
     if (writes_under_way_ >= writes_allowed(reads_under_way_)) return;
     Op op;
     op.kind = Op::Kind::kChunk;
-    op.buffer = next.buffer;
-    const Io io{
-        Io::Kind::kWrite, segment_offset(next.segment) + next.offset, {chunk_data(next), next.fill}, 1, 0};
+    op.chunk = next.number;
+    const int buffers = next.own == nullptr ? 1 : -1;
+    const Io io{Io::Kind::kWrite,
+                segment_offset(next.segment) + next.offset,
+                {chunk_data(next), next.fill},
+                buffers,
+                0};
     if (submit(std::move(op), io) == kNone) return;
     next.submitted = true;
     ++writes_under_way_;
@@ -165,7 +204,7 @@ void Device::pump_writes() {
 
 void Device::chunk_ended(const Op& op, bool whole) {
   for (Chunk& chunk : chunks_) {
-    if (chunk.buffer != op.buffer || !chunk.submitted || chunk.done) continue;
+    if (chunk.number != op.chunk || !chunk.submitted || chunk.done) continue;
     chunk.done = true;
     chunk.failed = !whole;
     if (!whole) next_demotion_ms_ = now_ms_ + kFullMs;
@@ -179,7 +218,7 @@ void Device::retire_chunks() {
   while (!chunks_.empty() && chunks_.front().done) {
     const Chunk chunk = chunks_.front();
     chunks_.pop_front();
-    free_chunks_.push_back(chunk.buffer);
+    if (chunk.own == nullptr) free_chunks_.push_back(chunk.buffer);
     if (chunk.failed) last_failed_chunk_ = chunk.number;
     while (!pending_.empty() && pending_.front().last_chunk <= chunk.number) {
       PendingRecord record = std::move(pending_.front());
@@ -218,7 +257,8 @@ void Device::record_ended(PendingRecord& record, bool sound) {
     const Location known = record.kept ? record.from : record.at;
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == known)) return;
     if (sound) {
-      (void)index_.put(header.tenant, header.key, header.size, record.at, true, header.encrypted());
+      (void)index_.put(header.tenant, header.key, header.size, record.at, true, header.encrypted(),
+                       header.end());
     } else {
       forget(number);
     }
@@ -385,11 +425,12 @@ void Device::reclaim() {
         const DiskEntry& entry = index_[at];
         if (entry.size == 0 || entry.segment != number) continue;
         const bool pinned = is_pinned(at, now_ms_);
-        if (entry.written && (pinned || moves_on(entry))) {
+        const bool has_time = entry.written && !has_ended(entry.end);
+        if (has_time && (pinned || moves_on(entry))) {
           want_kept(entry, pinned);
           continue;
         }
-        if (entry.written && options_.hands_down && answering()) {
+        if (has_time && options_.hands_down && answering()) {
           want_down(entry);
           continue;
         }
@@ -405,6 +446,32 @@ void Device::reclaim() {
   }
   const std::lock_guard lock(stats_mutex_);
   count_.reclaimed += reclaimed;
+}
+
+// Blocks whose time is over leave the index, a part of it in each turn, once for each minute. Nothing is
+// written: their records say when they end, to a later start, too.
+void Device::drop_ended() {
+  const uint32_t minute = minute_of(wall_ms(options_.wall_clock));
+  if (ended_at_ == 0 && minute == ended_minute_) return;
+  ended_minute_ = ended_at_ == 0 ? minute : ended_minute_;
+  std::vector<std::pair<TenantId, DiskEntry>> gone;
+  {
+    const std::lock_guard lock(mutex_);
+    if (index_.with_end() == 0) ended_at_ = index_.slots();
+    const auto until =
+        static_cast<uint32_t>(std::min<uint64_t>(index_.slots(), uint64_t{ended_at_} + kReclaimedPerLock));
+    for (; ended_at_ < until; ++ended_at_) {
+      const DiskEntry& entry = index_[ended_at_];
+      if (entry.size == 0 || !entry.written || entry.end == 0 || ended_minute_ < entry.end) continue;
+      gone.emplace_back(index_.tenant_of(entry), entry);
+      forget(ended_at_);
+    }
+    if (ended_at_ >= index_.slots()) ended_at_ = 0;
+  }
+  for (const auto& [tenant, entry] : gone)
+    memory_.lost(tenant, entry.key, entry.size, RemoveReason::kRemoved);
+  const std::lock_guard lock(stats_mutex_);
+  count_.expired += gone.size();
 }
 
 // Its bytes are here and sound. The hold on its old place ends behind this.

@@ -26,6 +26,7 @@
 #include "mooncache/status.h"
 #include "mooncache/types.h"
 #include "store/disk/cipher.h"
+#include "store/disk/end_of_life.h"
 #include "store/disk/io_queue.h"
 
 namespace mooncache::store::disk {
@@ -79,6 +80,8 @@ struct RecordHeader {
   // In the place of a record that was purged: its payload is zeros. Nothing is served from it, and those who
   // walk from record to record find the next one.
   static constexpr uint32_t kPurged = 4;
+  // Above these: when the block ends (end_of_life.h); 0 = it has no end.
+  static constexpr uint32_t kEndShift = 32 - kEndBits;
   uint32_t flags = 0;
   uint64_t sequence = 0;  // of its segment's writing
   Key key;
@@ -91,8 +94,13 @@ struct RecordHeader {
   Tag tag{};
   bool removal() const { return (flags & kRemoval) != 0; }
   bool encrypted() const { return (flags & kEncrypted) != 0; }
+  uint32_t end() const { return flags >> kEndShift; }
+  void set_end(uint32_t end) { flags = (flags & ~(kMaxEnd << kEndShift)) | end << kEndShift; }
   // Purged, or of a kind that this version does not know: nothing is served from it, as from a removal.
-  bool foreign() const { return (flags & ~(kRemoval | kEncrypted)) != 0 || (removal() && encrypted()); }
+  bool foreign() const {
+    const uint32_t kind = flags & ((1u << kEndShift) - 1);
+    return (kind & ~(kRemoval | kEncrypted)) != 0 || (removal() && flags != kRemoval);
+  }
   // All of the header but what is encrypted, and the tag: what the tag covers beside the payload.
   static constexpr size_t kAssociatedBytes = 104;
   std::array<std::byte, kAssociatedBytes> associated(const Uuid& uuid) const;

@@ -8,6 +8,7 @@
 
 #include "mooncache/store.h"
 #include "mooncache/types.h"
+#include "store/disk/end_of_life.h"
 #include "store/slab.h"
 #include "store/slot_index.h"
 
@@ -15,15 +16,17 @@ namespace mooncache::store::disk {
 
 struct DiskEntry {
   Key key;
-  uint32_t next = kNone;  // free chain; while in use: the unit in the segment
-  uint32_t size = 0;      // 0: not in use
+  uint32_t next = kNone;   // free chain; while in use: the unit in the segment
+  uint32_t size : 28 = 0;  // 0: not in use
+  uint32_t written : 1 = 0;
+  uint32_t encrypted : 1 = 0;
   uint16_t segment = 0;
-  uint16_t tenant = 0;  // its number here
-  uint8_t hits = 0;     // since it was written
-  bool written = false;
-  bool encrypted = false;
+  uint16_t tenant = 0;          // its number here
+  uint32_t hits : 8 = 0;        // since it was written
+  uint32_t end : kEndBits = 0;  // end_of_life.h
 };
 static_assert(sizeof(DiskEntry) == 48);
+inline constexpr uint32_t kMostIndexedBytes = (1u << 28) - 1;  // a block is smaller than its segment
 
 struct Location {
   uint32_t segment = 0, unit = 0;
@@ -41,7 +44,8 @@ class DiskIndex {
   }
   // Replaces what is known of the key. kNone: the table is full.
   uint32_t put(TenantId tenant, const Key& key, uint32_t size, Location at, bool written,
-               bool encrypted = false) {
+               bool encrypted = false, uint32_t end = 0) {
+    if (size > kMostIndexedBytes) return kNone;
     uint32_t number = find(tenant, key);
     if (number == kNone) {
       const uint32_t name = number_of(tenant);
@@ -55,14 +59,17 @@ class DiskIndex {
     } else {
       uses_[entries_[number].tenant].bytes -= entries_[number].size;
       bytes_ -= entries_[number].size;
+      with_end_ -= entries_[number].end != 0 ? 1 : 0;
     }
     DiskEntry& entry = entries_[number];
-    entry.size = size;
+    entry.size = size & kMostIndexedBytes;
     entry.next = at.unit;
     entry.segment = static_cast<uint16_t>(at.segment);
     entry.hits = 0;
     entry.written = written;
     entry.encrypted = encrypted;
+    entry.end = end & kMaxEnd;
+    with_end_ += end != 0 ? 1 : 0;
     bytes_ += size;
     uses_[entry.tenant].bytes += size;
     return number;
@@ -72,6 +79,7 @@ class DiskIndex {
     bytes_ -= entries_[number].size;
     uses_[entries_[number].tenant].bytes -= entries_[number].size;
     --uses_[entries_[number].tenant].blocks;
+    with_end_ -= entries_[number].end != 0 ? 1 : 0;
     entries_[number].size = 0;
     entries_.release(number);
   }
@@ -87,6 +95,7 @@ class DiskIndex {
   static Location location_of(const DiskEntry& entry) { return {entry.segment, entry.next}; }
   uint32_t slots() const { return entries_.size(); }  // numbers below were in use at least once
   uint32_t count() const { return cells_.count(); }
+  uint32_t with_end() const { return with_end_; }  // blocks
   uint64_t bytes() const { return bytes_; }
   uint64_t memory_bytes() const { return entries_.memory_bytes() + cells_.memory_bytes(); }
 
@@ -123,6 +132,7 @@ class DiskIndex {
   std::vector<DiskUse> uses_;  // by the same numbers
   std::unordered_map<TenantId, uint16_t> numbers_;
   uint64_t bytes_ = 0;
+  uint32_t with_end_ = 0;
 };
 
 }  // namespace mooncache::store::disk

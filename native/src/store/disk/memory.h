@@ -21,6 +21,14 @@ struct ColdBlock {
   uint32_t hits = 0;
   bool known_good = false;
   double chance = -1;  // of a use in the next two hours; below 0: the policy does not say
+  uint32_t end = 0;    // of its life (end_of_life.h); 0: none
+};
+
+// What a device can take now: `bytes` in all of blocks up to `small_bytes`, and one larger block.
+struct ColdWish {
+  uint64_t bytes = 0;
+  uint64_t small_bytes = 0;
+  bool takes_large = false;
 };
 
 // kReserved: within its share, so its blocks move on. kOver: they go first, read or not.
@@ -32,16 +40,17 @@ enum class Demotion : uint8_t { kWritten, kRefused, kLater };
 class Memory {
  public:
   virtual ~Memory() = default;
-  // Coldest first, `bytes` in all at most, of blocks up to `largest`, and only those of this device.
-  virtual void take_cold(uint32_t device, uint64_t bytes, uint64_t largest, std::vector<ColdBlock>& out) = 0;
+  // Coldest first, and only those of this device.
+  virtual void take_cold(uint32_t device, const ColdWish& wish, std::vector<ColdBlock>& out) = 0;
   virtual Status copy_out(const ColdBlock& block, uint64_t offset, Slice to) = 0;
   virtual void end_demotion(const ColdBlock& block, Demotion end) = 0;
 
   // A block comes back: room for it, its bytes in any order, and its commit, which compares their CRC.
   virtual Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size) = 0;
   virtual Status write(ReservationId id, uint64_t offset, ConstSlice from) = 0;
-  // CHECKSUM_MISMATCH, INCOMPLETE; NOT_FOUND: it was removed meanwhile. On each the room is given back.
-  virtual Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc) = 0;
+  // CHECKSUM_MISMATCH, INCOMPLETE; NOT_FOUND: it was removed meanwhile, or has ended. On each the room is
+  // given back. `end`: as its record says it.
+  virtual Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc, uint32_t end) = 0;
   virtual void abort(ReservationId id) = 0;
 
   // The disk has the block from now on.

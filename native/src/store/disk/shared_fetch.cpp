@@ -63,7 +63,7 @@ SharedReader::State::Checked SharedReader::State::check(const Fetch& fetch, Reco
   Checked checked;
   const auto header = RecordHeader::decode(fetch.uuid, fetch.sequence, record.first<kRecordHeaderBytes>());
   checked.same = header && !header->removal() && !header->foreign() && header->key == fetch.key &&
-                 header->tenant == fetch.tenant && header->size == fetch.size;
+                 header->tenant == fetch.tenant && header->size == fetch.size && header->end() == fetch.end;
   if (!checked.same) return checked;
   const auto payload = record.subspan(kRecordHeaderBytes);
   checked.crc32c = header->crc32c;
@@ -133,7 +133,7 @@ Code SharedReader::State::bring_up(Lock& lock, const Fetch& fetch, uint32_t crc,
       above.abort(reservation->id);
       return;
     }
-    code = above.commit(reservation->id, fetch.tenant, fetch.key, crc);
+    code = above.commit(reservation->id, fetch.tenant, fetch.key, crc, fetch.end);
   });
   // Memory that changes what is written to it is not this log's fault.
   return code == Code::kChecksumMismatch || code == Code::kNotFound ? Code::kCancelled : code;

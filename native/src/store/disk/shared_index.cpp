@@ -20,15 +20,15 @@ uint32_t SharedIndex::add_place(uint32_t file, uint32_t number, uint64_t sequenc
 }
 
 void SharedIndex::take(uint32_t place, const RecordHeader& header, uint32_t unit, bool sealed,
-                       uint32_t known_to) {
+                       uint32_t known_to, uint32_t minute) {
   const uint32_t known = entries_.find(header.tenant, header.key);
   if (unit < known_to) {
     if (known == kNone) return;
     DiskEntry& entry = entries_[known];
-    if (entry.segment == place && entry.next == unit) entry.written = entry.written || sealed;
+    if (entry.segment == place && entry.next == unit) entry.written = entry.written != 0 || sealed;
     return;
   }
-  if (header.removal() || header.foreign()) {
+  if (header.removal() || header.foreign() || (header.end() != 0 && minute >= header.end())) {
     // A writer removes what it wrote; the copy of another one is that one's to remove.
     if (known != kNone && places_[entries_[known].segment].file == places_[place].file) entries_.erase(known);
     return;
@@ -37,8 +37,8 @@ void SharedIndex::take(uint32_t place, const RecordHeader& header, uint32_t unit
     ++left_out_;
     return;
   }
-  if (entries_.put(header.tenant, header.key, header.size, {place, unit}, sealed, header.encrypted()) ==
-      kNone)
+  if (entries_.put(header.tenant, header.key, header.size, {place, unit}, sealed, header.encrypted(),
+                   header.end()) == kNone)
     ++left_out_;
 }
 
@@ -52,13 +52,14 @@ bool SharedIndex::forget(TenantId tenant, const Key& key, uint32_t place, uint32
   return was_here;
 }
 
-uint32_t SharedIndex::sweep(uint32_t from, std::optional<TenantId> tenant) {
+uint32_t SharedIndex::sweep(uint32_t from, std::optional<TenantId> tenant, uint32_t minute) {
   const auto end =
       static_cast<uint32_t>(std::min<uint64_t>(entries_.slots(), uint64_t{from} + kSweptPerStep));
   for (uint32_t at = from; at < end; ++at) {
     const DiskEntry& entry = entries_[at];
     if (entry.size == 0) continue;
-    const bool gone = places_[entry.segment].state != Place::State::kLive;
+    const bool gone =
+        places_[entry.segment].state != Place::State::kLive || (entry.end != 0 && minute >= entry.end);
     if (gone || (tenant && entries_.tenant_of(entry) == *tenant)) entries_.erase(at);
   }
   return end >= entries_.slots() ? 0 : end;

@@ -23,6 +23,7 @@ class SharedIndex {
     uint32_t unit = 0;
     bool sealed = false;
     bool encrypted = false;
+    uint32_t end = 0;
   };
   struct Place {
     uint32_t file = 0;
@@ -38,7 +39,7 @@ class SharedIndex {
     if (number == kNone) return std::nullopt;
     const DiskEntry& entry = entries_[number];
     if (places_[entry.segment].state != Place::State::kLive) return std::nullopt;
-    return Found{entry.size, entry.segment, entry.next, entry.written, entry.encrypted};
+    return Found{entry.size, entry.segment, entry.next, entry.written != 0, entry.encrypted != 0, entry.end};
   }
   const Place& place(uint32_t place) const { return places_[place]; }
 
@@ -51,18 +52,20 @@ class SharedIndex {
   bool has_dropped() const { return has_dropped_; }  // places that nothing can use before a sweep
 
   // A record as its place says it. `known_to`: units before it were read before, record by record, and what
-  // was removed since must not come back.
-  void take(uint32_t place, const RecordHeader& header, uint32_t unit, bool sealed, uint32_t known_to);
+  // was removed since must not come back. `minute`: now (end_of_life.h).
+  void take(uint32_t place, const RecordHeader& header, uint32_t unit, bool sealed, uint32_t known_to,
+            uint32_t minute = 0);
   // The block, if it lies there; kNone: wherever it lies. Whether it was here.
   bool forget(TenantId tenant, const Key& key, uint32_t place = kNone, uint32_t unit = 0);
 
-  // Takes entries of dropped places out, and those of `tenant`; looks at the entries from `from` on. Where to
-  // go on; 0: that was all, and places that were dropped before the first step can be used again by
-  // end_sweep().
-  uint32_t sweep(uint32_t from, std::optional<TenantId> tenant = {});
+  // Takes entries of dropped places out, those of `tenant`, and those that have ended by `minute`; looks at
+  // the entries from `from` on. Where to go on; 0: that was all, and places that were dropped before the
+  // first step can be used again by end_sweep().
+  uint32_t sweep(uint32_t from, std::optional<TenantId> tenant = {}, uint32_t minute = 0);
   void end_sweep();
 
   uint32_t blocks() const { return entries_.count(); }
+  uint32_t with_end() const { return entries_.with_end(); }
   uint64_t bytes() const { return entries_.bytes(); }
   uint64_t memory_bytes() const { return entries_.memory_bytes() + places_.capacity() * sizeof(Place); }
   uint64_t left_out() const { return left_out_; }  // records that there was no room for

@@ -121,6 +121,7 @@ bool SharedReader::fetch(TenantId tenant, const Key& key, Done done, bool ahead)
   fetch->place = found->place;
   fetch->unit = found->unit;
   fetch->sealed = found->sealed;
+  fetch->end = found->end;
   fetch->number = place.number;
   fetch->sequence = place.sequence;
   fetch->log = place.file;

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <utility>
 
+#include "store/disk/end_of_life.h"
 #include "store/disk/keyring.h"
 #include "store/disk/memory.h"
 #include "store/disk/shared_folder.h"
@@ -35,6 +36,7 @@ struct SharedOptions {
   uint64_t call_bytes = 1 << 20;           // of one call, whose time the watch measures
   uint32_t most_blocks = 16u << 20;        // in the index: 1 GiB
   std::shared_ptr<const Keyring> keyring;  // null: nothing encrypted is read
+  WallClock wall_clock;                    // by which blocks with a TTL end; empty: the system's
 };
 
 struct SharedStats {

@@ -32,6 +32,8 @@ struct SharedReader::State::Scan {
   std::vector<uint32_t> free_logs;
   std::shared_ptr<SharedFile> file;  // that is scanned now
   bool failed = false;               // a read of it
+  uint32_t swept_minute = 0;
+  uint32_t minute() const { return minute_of(wall_ms(state.options.wall_clock)); }
 
   bool once();
   void log_of(const std::string& name, Known& log);
@@ -249,22 +251,26 @@ void SharedReader::State::Scan::segment(Known& log, uint32_t number) {
 void SharedReader::State::Scan::take(uint32_t place,
                                      const std::vector<std::pair<RecordHeader, uint32_t>>& records,
                                      bool sealed, uint32_t known_to) {
+  const uint32_t now = minute();
   for (size_t at = 0; at < records.size();) {
     const Lock lock(state.mutex);
     for (size_t end = std::min(records.size(), at + kRecordsPerLock); at < end; ++at)
-      state.index.take(place, records[at].first, records[at].second, sealed, known_to);
+      state.index.take(place, records[at].first, records[at].second, sealed, known_to, now);
   }
 }
 
 void SharedReader::State::Scan::sweep() {
+  const uint32_t now = minute();
   {
     const Lock lock(state.mutex);
-    if (!state.index.has_dropped()) return;
+    const bool may_have_ended = state.index.with_end() > 0 && now != swept_minute;
+    if (!state.index.has_dropped() && !may_have_ended) return;
   }
+  swept_minute = now;
   uint32_t at = 0;
   do {
     const Lock lock(state.mutex);
-    at = state.index.sweep(at);
+    at = state.index.sweep(at, {}, now);
   } while (at != 0);
   const Lock lock(state.mutex);
   state.index.end_sweep();

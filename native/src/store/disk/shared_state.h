@@ -35,6 +35,7 @@ struct SharedReader::State {
     uint32_t size = 0, place = 0, unit = 0, number = 0;
     uint64_t sequence = 0;
     bool sealed = false;
+    uint32_t end = 0;
     uint32_t log = 0;
     std::shared_ptr<SharedFile> file;
     Uuid uuid{};
@@ -84,9 +85,11 @@ struct SharedReader::State {
     threads[me].call_since_ms = 0;
     return result;
   }
-  // The lock is held. Nothing: it is not here, or the tenant has no key that it could be read with.
+  // The lock is held. Nothing: it is not here, its time is over, or the tenant has no key that it could be
+  // read with.
   std::optional<SharedIndex::Found> find_readable(TenantId tenant, const Key& key) const {
     const auto found = index.find(tenant, key);
+    if (found && found->end != 0 && is_over(found->end, wall_ms(options.wall_clock))) return std::nullopt;
     const bool is_locked =
         found && found->encrypted && (options.keyring == nullptr || !options.keyring->has_key(tenant));
     return is_locked ? std::nullopt : found;
