@@ -4,6 +4,7 @@
 //
 //   fuzz_disk native/fuzz/fuzz_disk_corpus
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <span>
@@ -37,6 +38,16 @@ void record(std::span<const std::byte, kRecordHeaderBytes> bytes, const Uuid& uu
   const auto found = RecordHeader::decode(uuid, sequence, bytes);
   if (!found) return;
   demand(found->sequence == sequence && found->removal() == (found->size == 0));
+  demand(found->end() <= kMaxEnd && (found->foreign() || !found->removal() || found->end() == 0));
+  RecordHeader other = *found;
+  other.set_end(kMaxEnd - found->end());
+  demand(other.removal() == found->removal() && other.encrypted() == found->encrypted());
+  other.set_end(found->end());
+  demand(other.flags == found->flags);
+  std::array<std::byte, kRecordHeaderBytes> again{};
+  found->encode(uuid, again);
+  const auto second = RecordHeader::decode(uuid, sequence, again);
+  demand(second.is_ok() && second->flags == found->flags && second->size == found->size);
   const auto entry = FooterEntry::decode(bytes.first<kFooterEntryBytes>());
   if (fits(kSegmentBytes, entry.unit, entry.header.size))
     demand(entry.unit * kUnitBytes + record_bytes(entry.header.size) <= kSegmentBytes);

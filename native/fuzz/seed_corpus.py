@@ -131,6 +131,15 @@ DISK: list[tuple[str, bytes]] = [
         + KEY
         + struct.pack("<QII", 9, 64, 5),
     ),
+    (
+        "record_with_end",
+        b"\x82"
+        + struct.pack("<II", 0x43455243, 1_000_000 << 8)
+        + UUID
+        + struct.pack("<Q", 7)
+        + KEY
+        + struct.pack("<QII", 9, 64, 5),
+    ),
     ("footer", b"\x83" + struct.pack("<I", 0x544F4643) + UUID + struct.pack("<QII", 7, 100, 5)),
 ]
 

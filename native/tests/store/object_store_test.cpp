@@ -1,6 +1,7 @@
 // Stores that share an object store: what one of them lets go of the others read there, whatever the store
 // does meanwhile.
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <future>
 #include <map>
@@ -13,7 +14,7 @@
 #include "store/disk/object_log.h"
 #include "store/fault_seed.h"
 #include "store/object_fixture.h"
-#include "store/store_fixture.h"
+#include "store/shared_fixture.h"
 
 namespace mooncache::test {
 namespace {
@@ -56,30 +57,9 @@ class ObjectStoreTest : public ::testing::Test {
       })) << i;
     }
   }
-  static std::set<uint64_t> in(Store& store, std::optional<Tier> tier = Tier::kShared) {
-    std::set<uint64_t> found;
-    for (uint64_t i = 0; i < 1200; ++i) {
-      const auto info = store.stat(kTenant, key_of(i), 0);
-      if (info && (!tier || info->tier == *tier)) found.insert(i);
-    }
-    return found;
-  }
-  static bool read_by(Store& store, uint64_t number) {
-    auto pinned = store.acquire(kTenant, key_of(number), clock_ms());
-    if (!pinned) {
-      auto done = std::make_shared<std::promise<void>>();
-      if (!store.fetch(kTenant, key_of(number), [done] { done->set_value(); })) return false;
-      done->get_future().wait();
-      pinned = store.acquire(kTenant, key_of(number), clock_ms());
-    }
-    if (!pinned) return false;
-    EXPECT_TRUE(holds(store.readable(pinned->id), number)) << number;
-    store.release(pinned->id);
-    return true;
-  }
   bool sees(Store& reader, const std::set<uint64_t>& blocks) {
     return eventually([&] {
-      const auto there = in(reader, {});
+      const auto there = blocks_in(reader);
       return std::includes(there.begin(), there.end(), blocks.begin(), blocks.end());
     });
   }
@@ -144,7 +124,7 @@ TEST_F(ObjectStoreTest, WhatOneNodeWroteAnotherOneReadsWhenItIsGone) {
   auto reader = open_store(config("node-2"));
   ASSERT_TRUE(writer && reader);
   fill_up(*writer, kFilled);
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   ASSERT_GT(below.size(), 60u);
   ASSERT_TRUE(sees(*reader, below));
   writer.reset();
@@ -156,17 +136,17 @@ TEST_F(ObjectStoreTest, WhatOneNodeWroteAnotherOneReadsWhenItIsGone) {
 TEST_F(ObjectStoreTest, AWriterReadsItsOwnFromTheStoreAlsoOnAnotherHost) {
   auto writer = open_store(config("node-1"));
   fill_up(*writer, kFilled);
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   const uint64_t before = bucket_.reads;
   for (const uint64_t i : below) EXPECT_TRUE(read_by(*writer, i)) << i;
   EXPECT_GT(bucket_.reads, before) << "sealed segments are no longer in the file";
   EXPECT_EQ(disk_counter(*writer, "shared_corrupt_blocks"), 0u);
-  const auto kept = in(*writer, {});
+  const auto kept = blocks_in(*writer);
   writer.reset();
   for (const bool same_host : {true, false}) {
     if (!same_host) std::filesystem::remove_all(folder_);
     writer = open_store(config("node-1"));
-    const auto found = in(*writer);
+    const auto found = blocks_in(*writer, Tier::kShared);
     EXPECT_GE(found.size(), below.size() / 2) << same_host;
     for (const uint64_t i : found) EXPECT_TRUE(read_by(*writer, i)) << i << same_host;
     EXPECT_EQ(disk_counter(*writer, "shared_corrupt_blocks"), 0u) << same_host;
@@ -178,7 +158,7 @@ TEST_F(ObjectStoreTest, ItNeverTakesMoreThanItsCapacity) {
   auto writer = open_store(config("node-1", 8 * kMiB));
   fill_up(*writer, 600);
   EXPECT_GT(disk_counter(*writer, "shared_reclaimed_blocks"), 100u);
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   EXPECT_TRUE(eventually([&] { return bucket_.bytes() <= 8 * kMiB + 1 * kMiB; })) << bucket_.bytes();
   for (const uint64_t i : below) (void)read_by(*writer, i);
   EXPECT_EQ(disk_counter(*writer, "shared_corrupt_blocks"), 0u);
@@ -188,7 +168,7 @@ TEST_F(ObjectStoreTest, ARemovalIsInTheStoreWhenItIsAnswered) {
   auto writer = open_store(config("node-1"));
   auto reader = open_store(config("node-2"));
   fill_up(*writer, kFilled);
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   ASSERT_TRUE(sees(*reader, below));
   const uint64_t gone = *below.begin();
   auto lasts = std::make_shared<std::promise<void>>();
@@ -197,20 +177,20 @@ TEST_F(ObjectStoreTest, ARemovalIsInTheStoreWhenItIsAnswered) {
             Code::kOk);
   lasts->get_future().wait();
   bucket_.write_error = EIO;  // nothing more gets there
-  ASSERT_TRUE(eventually([&] { return !in(*reader, {}).contains(gone); }));
+  ASSERT_TRUE(eventually([&] { return !blocks_in(*reader).contains(gone); }));
   EXPECT_FALSE(read_by(*reader, gone));
   writer.reset();
   bucket_.write_error = 0;
   std::filesystem::remove_all(folder_ / "node-1");
   writer = open_store(config("node-1"));
-  EXPECT_FALSE(in(*writer, {}).contains(gone)) << "also without the file";
+  EXPECT_FALSE(blocks_in(*writer).contains(gone)) << "also without the file";
 }
 
 TEST_F(ObjectStoreTest, APurgeOverwritesObjects) {
   auto writer = open_store(config("node-1"));
   auto reader = open_store(config("node-2"));
   fill_up(*writer, kFilled);
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   ASSERT_TRUE(sees(*reader, below));
   Purged done;
   for (uint64_t cursor = 0;;) {
@@ -229,7 +209,7 @@ TEST_F(ObjectStoreTest, DamagedObjectsAreMisses) {
   auto writer = open_store(config("node-1"));
   auto reader = open_store(config("node-2"));
   fill_up(*writer, kFilled);
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   ASSERT_TRUE(sees(*reader, below));
   ASSERT_GT(below.size(), 60u);
   int number = 0;
@@ -263,7 +243,7 @@ TEST_F(ObjectStoreTest, AStoreThatFailsIsGoneUntilItAnswers) {
   auto writer = open_store(short_of_time);
   fill_up(*writer, kFilled);
   ASSERT_TRUE(eventually([&] { return disk_counter(*writer, "shared_answering") == 1; }));
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   ASSERT_GT(below.size(), 60u);
   for (const bool hangs : {false, true}) {
     bucket_.hangs = hangs;
@@ -272,7 +252,7 @@ TEST_F(ObjectStoreTest, AStoreThatFailsIsGoneUntilItAnswers) {
       for (const uint64_t i : below) (void)read_by(*writer, i);  // each ends
       return disk_counter(*writer, "shared_devices_answering") == 0;
     })) << hangs;
-    EXPECT_TRUE(in(*writer).empty());
+    EXPECT_TRUE(blocks_in(*writer, Tier::kShared).empty());
     EXPECT_EQ(put(*writer, 1000 + hangs, kSharedBlock, clock_ms()), Code::kOk) << "memory goes on";
     bucket_.hangs = false;
     bucket_.error = 0;
@@ -291,7 +271,7 @@ TEST_F(ObjectStoreTest, AStoreThatTakesNothingStopsWritesAlone) {
     ASSERT_EQ(put(*writer, i, kSharedBlock, clock_ms()), Code::kOk);
     if (i % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  const auto below = in(*writer);
+  const auto below = blocks_in(*writer, Tier::kShared);
   EXPECT_LT(below.size() * kSharedBlock, 8 * kMiB);
   EXPECT_GT(below.size(), 5u);
   for (const uint64_t i : below) EXPECT_TRUE(read_by(*writer, i)) << i;
@@ -312,6 +292,30 @@ TEST_F(ObjectStoreTest, AnotherNodesLogUnderThisNameIsRefused) {
   const auto opened = Store::open(config("node-1"));
   EXPECT_EQ(opened.code(), Code::kConfigInvalid);
   EXPECT_NE(opened.status().message.find("node-1.mooncache"), std::string::npos) << opened.status().message;
+}
+
+TEST_F(ObjectStoreTest, BlocksWithATtlEndInTheStoreToo) {
+  const auto wall = std::make_shared<std::atomic<uint64_t>>(store::disk::kLifeEpochMs + 60'000'000'000);
+  const auto open_node = [&](const std::string& node) {
+    StoreConfig with = config(node);
+    with.disk.wall_clock = [wall] { return wall->load(); };
+    auto store = open_store(with);
+    store->set_limits(kTenant, {.ttl_ms = 3'600'000});
+    return store;
+  };
+  auto writer = open_node("node-1");
+  auto reader = open_node("node-2");
+  fill_up(*writer, kFilled);
+  const auto below = blocks_in(*writer, Tier::kShared);
+  ASSERT_TRUE(sees(*reader, below));
+  EXPECT_TRUE(read_by(*reader, *below.begin()));
+  *wall += 61 * 60'000;
+  EXPECT_TRUE(blocks_in(*reader, Tier::kShared).empty());
+  EXPECT_FALSE(read_by(*reader, *below.rbegin()));
+  writer.reset();
+  std::filesystem::remove_all(folder_ / "node-1");
+  writer = open_node("node-1");  // another host, which has the log from the store
+  EXPECT_TRUE(blocks_in(*writer).empty());
 }
 
 }  // namespace

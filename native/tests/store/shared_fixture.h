@@ -6,6 +6,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -85,6 +87,30 @@ class FaultySharedFolder final : public SharedFolder {
   const std::shared_ptr<SharedFolder> below_;
   const std::shared_ptr<SharedFaults> faults_;
 };
+
+// The blocks below `until` that a store answers with, of all tiers or of one.
+inline std::set<uint64_t> blocks_in(Store& store, std::optional<Tier> tier = {}, uint64_t until = 1200) {
+  std::set<uint64_t> found;
+  for (uint64_t i = 0; i < until; ++i) {
+    const auto info = store.stat(kTenant, key_of(i), 0);
+    if (info && (!tier || info->tier == *tier)) found.insert(i);
+  }
+  return found;
+}
+// As a server does: from memory, or by way of what lies below it.
+inline bool read_by(Store& store, uint64_t number) {
+  auto pinned = store.acquire(kTenant, key_of(number), clock_ms());
+  if (!pinned) {
+    auto done = std::make_shared<std::promise<void>>();
+    if (!store.fetch(kTenant, key_of(number), [done] { done->set_value(); })) return false;
+    done->get_future().wait();
+    pinned = store.acquire(kTenant, key_of(number), clock_ms());
+  }
+  if (!pinned) return false;
+  EXPECT_TRUE(holds(store.readable(pinned->id), number)) << number;
+  store.release(pinned->id);
+  return true;
+}
 
 class SharedTest : public DiskTest {
  protected:

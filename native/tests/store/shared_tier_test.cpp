@@ -1,5 +1,6 @@
 // Stores that share a directory: what one of them lets go of, the others still answer with, also when it is
 // gone.
+#include <atomic>
 #include <bit>
 #include <filesystem>
 #include <fstream>
@@ -8,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "store/store_fixture.h"
+#include "store/shared_fixture.h"
 
 namespace mooncache::test {
 namespace {
@@ -61,27 +62,6 @@ class SharedTierTest : public ::testing::Test {
              number;
     })) << number;
   }
-  static std::set<uint64_t> in(Store& store, std::optional<Tier> tier) {
-    std::set<uint64_t> found;
-    for (uint64_t i = 0; i < 400; ++i) {
-      const auto info = store.stat(kTenant, key_of(i), 0);
-      if (info && (!tier || info->tier == *tier)) found.insert(i);
-    }
-    return found;
-  }
-  static bool read_by(Store& store, uint64_t number) {
-    auto pinned = store.acquire(kTenant, key_of(number), clock_ms());
-    if (!pinned) {
-      auto done = std::make_shared<std::promise<void>>();
-      if (!store.fetch(kTenant, key_of(number), [done] { done->set_value(); })) return false;
-      done->get_future().wait();
-      pinned = store.acquire(kTenant, key_of(number), clock_ms());
-    }
-    if (!pinned) return false;
-    EXPECT_TRUE(holds(store.readable(pinned->id), number)) << number;
-    store.release(pinned->id);
-    return true;
-  }
   static Believed reported(const Store& store) {
     Believed seen;
     uint64_t cursor = 0;
@@ -101,10 +81,10 @@ TEST_F(SharedTierTest, WhatOneNodeWroteAnotherOneReads) {
   auto reader = open_store(config("node-2"));
   ASSERT_TRUE(writer && reader);
   fill_up(*writer, 200);
-  const auto below = in(*writer, Tier::kShared);
+  const auto below = blocks_in(*writer, Tier::kShared);
   ASSERT_GT(below.size(), 60u);
   ASSERT_TRUE(eventually([&] {
-    const auto there = in(*reader, Tier::kShared);
+    const auto there = blocks_in(*reader, Tier::kShared);
     return std::includes(there.begin(), there.end(), below.begin(), below.end());
   }));
   EXPECT_TRUE(reported(*reader).empty()) << "they are nobody's here";
@@ -130,10 +110,10 @@ TEST_F(SharedTierTest, BlocksOutliveTheirWriterWhichTakesThemOver) {
   auto writer = open_store(config("node-1"));
   auto reader = open_store(config("node-2"));
   fill_up(*writer, 150);
-  const auto below = in(*writer, Tier::kShared);
+  const auto below = blocks_in(*writer, Tier::kShared);
   writer.reset();
   ASSERT_TRUE(eventually([&] {
-    const auto there = in(*reader, Tier::kShared);
+    const auto there = blocks_in(*reader, Tier::kShared);
     return std::includes(there.begin(), there.end(), below.begin(), below.end());
   }));
   EXPECT_TRUE(read_by(*reader, *below.rbegin()));
@@ -162,25 +142,25 @@ TEST_F(SharedTierTest, ARemovalReachesTheOthersAndStays) {
   auto writer = open_store(config("node-1"));
   auto reader = open_store(config("node-2"));
   fill_up(*writer, 150);
-  const auto below = in(*writer, Tier::kShared);
+  const auto below = blocks_in(*writer, Tier::kShared);
   const uint64_t gone = *below.begin(), purged_too = *below.rbegin();
-  ASSERT_TRUE(eventually([&] { return in(*reader, {}).contains(gone); }));
+  ASSERT_TRUE(eventually([&] { return blocks_in(*reader).contains(gone); }));
   auto lasts = std::make_shared<std::promise<void>>();
   ASSERT_EQ(writer->remove(kTenant, key_of(gone), RemoveReason::kRemoved, clock_ms(), false,
                            [lasts] { lasts->set_value(); }),
             Code::kOk);
   lasts->get_future().wait();
-  ASSERT_TRUE(eventually([&] { return !in(*reader, {}).contains(gone); }));
+  ASSERT_TRUE(eventually([&] { return !blocks_in(*reader).contains(gone); }));
   EXPECT_FALSE(read_by(*reader, gone));
   for (uint64_t cursor = 0;;) {
     cursor = writer->purge(kTenant, cursor).next_cursor;
     if (cursor == 0) break;
   }
   EXPECT_FALSE(read_by(*reader, purged_too)) << "its bytes are overwritten";
-  ASSERT_TRUE(eventually([&] { return in(*reader, {}).empty(); }));
+  ASSERT_TRUE(eventually([&] { return blocks_in(*reader).empty(); }));
   writer.reset();
   writer = open_store(config("node-1"));
-  EXPECT_TRUE(in(*writer, {}).empty());
+  EXPECT_TRUE(blocks_in(*writer).empty());
 }
 
 // A writer that is gone cannot remove: who has its blocks in sight lets go of them.
@@ -188,9 +168,9 @@ TEST_F(SharedTierTest, BlocksOfAWriterThatIsGoneCanBeRemoved) {
   auto writer = open_store(config("node-1"));
   auto reader = open_store(config("node-2"));
   fill_up(*writer, 150);
-  const auto below = in(*writer, Tier::kShared);
+  const auto below = blocks_in(*writer, Tier::kShared);
   writer.reset();
-  ASSERT_TRUE(eventually([&] { return in(*reader, {}).size() >= below.size(); }));
+  ASSERT_TRUE(eventually([&] { return blocks_in(*reader).size() >= below.size(); }));
   const auto remove = [&](uint64_t number) {
     return reader->remove(kTenant, key_of(number), RemoveReason::kRemoved, clock_ms());
   };
@@ -207,19 +187,19 @@ TEST_F(SharedTierTest, BlocksOfAWriterThatIsGoneCanBeRemoved) {
 TEST_F(SharedTierTest, WhatLeavesADiskGoesIntoTheDirectory) {
   auto writer = open_store(config("node-1", true));
   for (uint64_t i = 0; i < 400; ++i) put_when_the_disk_follows(*writer, i);
-  ASSERT_TRUE(eventually([&] { return in(*writer, Tier::kShared).size() > 150; }));
-  EXPECT_FALSE(in(*writer, Tier::kSsd).empty());
-  EXPECT_TRUE(eventually([&] { return reported(*writer).size() == in(*writer, {}).size(); }));
+  ASSERT_TRUE(eventually([&] { return blocks_in(*writer, Tier::kShared).size() > 150; }));
+  EXPECT_FALSE(blocks_in(*writer, Tier::kSsd).empty());
+  EXPECT_TRUE(eventually([&] { return reported(*writer).size() == blocks_in(*writer).size(); }));
   auto reader = open_store(config("node-2", true));
-  ASSERT_TRUE(eventually([&] { return in(*reader, Tier::kShared).size() > 100; }));
-  const auto there = in(*reader, Tier::kShared);
+  ASSERT_TRUE(eventually([&] { return blocks_in(*reader, Tier::kShared).size() > 100; }));
+  const auto there = blocks_in(*reader, Tier::kShared);
   size_t found = 0;
   for (const uint64_t i : there) found += read_by(*reader, i) ? 1 : 0;
   EXPECT_GT(found, there.size() * 9 / 10) << "the writer may give some up meanwhile";
   EXPECT_SOUND(*writer);
   EXPECT_SOUND(*reader);
   // A removal is of both.
-  const uint64_t gone = *in(*writer, Tier::kShared).begin();
+  const uint64_t gone = *blocks_in(*writer, Tier::kShared).begin();
   EXPECT_EQ(writer->remove(kTenant, key_of(gone), RemoveReason::kRemoved, clock_ms()), Code::kOk);
   EXPECT_FALSE(present(*writer, gone));
 }
@@ -238,7 +218,43 @@ TEST_F(SharedTierTest, ChangesSayWhatAReportSays) {
     listen();
     return heard == reported(*writer);
   }));
-  EXPECT_FALSE(in(*writer, Tier::kShared).empty());
+  EXPECT_FALSE(blocks_in(*writer, Tier::kShared).empty());
+}
+
+// An hour for each block: on a disk, in the log below it, and for those who read the log.
+TEST_F(SharedTierTest, BlocksWithATtlEndOnAllNodes) {
+  for (const bool with_disk : {false, true}) {
+    const auto wall = std::make_shared<std::atomic<uint64_t>>(store::disk::kLifeEpochMs + 60'000'000'000);
+    const auto open_node = [&](std::string node) {
+      node += with_disk ? "-disk" : "";
+      StoreConfig with = config(node, with_disk && node == "node-1-disk");
+      with.disk.wall_clock = [wall] { return wall->load(); };
+      auto store = open_store(with);
+      store->set_limits(kTenant, {.ttl_ms = 3'600'000});
+      return store;
+    };
+    auto writer = open_node("node-1");
+    auto reader = open_node("node-2");
+    if (with_disk) {
+      for (uint64_t i = 0; i < 300; ++i) put_when_the_disk_follows(*writer, i);
+    } else {
+      fill_up(*writer, 200);
+    }
+    ASSERT_TRUE(eventually([&] { return blocks_in(*reader, Tier::kShared).size() > 60; }));
+    const uint64_t number = *blocks_in(*reader, Tier::kShared).begin();
+    const uint64_t below = *blocks_in(*writer, Tier::kShared).rbegin();
+    *wall += 50 * 60'000;
+    ASSERT_TRUE(read_by(*reader, number));
+    reader->tend_tenants(clock_ms() + 7 * 60'000, 1 << 20);
+    EXPECT_TRUE(present(*reader, number));
+    reader->tend_tenants(clock_ms() + 11 * 60'000, 1 << 20);
+    EXPECT_FALSE(present(*reader, number)) << "it is as old as at the other node";
+    *wall += 11 * 60'000;
+    EXPECT_TRUE(blocks_in(*reader).empty());
+    EXPECT_TRUE(blocks_in(*writer, Tier::kShared).empty());
+    EXPECT_TRUE(blocks_in(*writer, Tier::kSsd).empty());
+    EXPECT_FALSE(read_by(*reader, below));
+  }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "store/disk/end_of_life.h"
-#include "store/store_fixture.h"
+#include "store/shared_fixture.h"
 
 namespace mooncache::test {
 namespace {
@@ -75,20 +75,7 @@ class TieringTest : public ::testing::Test {
     }
     return found;
   }
-  // As a server does: from memory, or by way of the disk.
-  bool get(uint64_t number) {
-    auto pinned = store_->acquire(kTenant, key_of(number), now_ms());
-    if (!pinned) {
-      auto done = std::make_shared<std::promise<void>>();
-      if (!store_->fetch(kTenant, key_of(number), [done] { done->set_value(); })) return false;
-      done->get_future().wait();
-      pinned = store_->acquire(kTenant, key_of(number), now_ms());
-    }
-    if (!pinned) return false;
-    EXPECT_TRUE(holds(store_->readable(pinned->id), number)) << number;
-    store_->release(pinned->id);
-    return true;
-  }
+  bool get(uint64_t number) { return read_by(*store_, number); }
   bool removed_for_good(uint64_t number) {
     auto lasts = std::make_shared<std::promise<void>>();
     const Code code = store_->remove(kTenant, key_of(number), RemoveReason::kRemoved, now_ms(), false,
