@@ -30,7 +30,7 @@ using store::disk::Superblock;
 constexpr uint64_t kHourMs = 60 * kMinuteMs;
 constexpr uint64_t kNoonMs = kLifeEpochMs + 500'000 * kMinuteMs;
 constexpr uint32_t kNoon = 500'000;
-constexpr uint64_t kBlock = 40'000;
+constexpr uint64_t kEndingBlock = 40'000;
 
 TEST(EndOfLife, IsRoundedDownToAMinute) {
   EXPECT_EQ(end_of(0, kHourMs, kNoonMs), kNoon + 60);
@@ -94,7 +94,7 @@ class EndingTest : public SharedTest {
   void pass(uint64_t minutes) { *clock_ += minutes * kMinuteMs; }
   void write_ending(uint64_t from, uint64_t until, uint32_t end) {
     const size_t before = memory_->written_count();
-    for (uint64_t i = from; i < until; ++i) memory_->offer(i, kBlock, 1, end);
+    for (uint64_t i = from; i < until; ++i) memory_->offer(i, kEndingBlock, 1, end);
     ASSERT_TRUE(memory_->wait_written(before + (until - from)));
   }
   bool found(uint64_t number) { return device_->find(kTenant, key_of(number)).has_value(); }
@@ -138,20 +138,20 @@ TEST_F(EndingTest, ABlockWhoseTimeIsOverIsAMissAndIsLetGo) {
   ASSERT_TRUE(open(with_clock()));
   write_ending(0, 5, kNoon + 10);
   write_ending(5, 8, 0);
-  ASSERT_TRUE(read(1, kBlock));
+  ASSERT_TRUE(read(1, kEndingBlock));
   EXPECT_EQ(memory_->end_of_last(), kNoon + 10) << "the memory learns when it ends";
   pass(9);
   EXPECT_TRUE(found(1));
   pass(1);
   EXPECT_FALSE(found(1)) << "at once, before anything swept";
-  EXPECT_FALSE(read(2, kBlock));
+  EXPECT_FALSE(read(2, kEndingBlock));
   EXPECT_EQ(device_->prefetch(kTenant, key_of(3), kMiB, ~0ull), 0u);
   EXPECT_EQ(device_->pin(kTenant, key_of(3), ~0ull, 0), Code::kNotFound);
   ASSERT_TRUE(memory_->wait_lost(5)) << "the master hears of each";
   EXPECT_TRUE(wait([&] { return device_->stats().expired == 5; }));
   EXPECT_EQ(device_->stats().blocks, 3u);
   EXPECT_EQ(device_->stats().removals, 0u) << "it costs no write";
-  for (uint64_t i = 5; i < 8; ++i) EXPECT_TRUE(read(i, kBlock)) << "without an end";
+  for (uint64_t i = 5; i < 8; ++i) EXPECT_TRUE(read(i, kEndingBlock)) << "without an end";
   EXPECT_EQ(memory_->end_of_last(), 0u);
 }
 
@@ -172,7 +172,7 @@ TEST_F(EndingTest, AStartFindsTheEndInFootersAndInRecords) {
     ASSERT_TRUE(open(with_clock()));
     EXPECT_EQ(device_->stats().recovered, 30u);
     for (uint64_t i = 0; i < 30; ++i) {
-      EXPECT_TRUE(read(i, kBlock)) << i;
+      EXPECT_TRUE(read(i, kEndingBlock)) << i;
       EXPECT_EQ(memory_->end_of_last(), kNoon + 10);
     }
   }
@@ -187,13 +187,13 @@ TEST_F(EndingTest, AClockThatJumpsMovesTheEndByAsMuch) {
   ASSERT_TRUE(open(with_clock()));
   write_ending(0, 5, kNoon + 10);
   *clock_ -= 3 * kHourMs;
-  EXPECT_TRUE(read(0, kBlock)) << "it lives longer by the jump";
+  EXPECT_TRUE(read(0, kEndingBlock)) << "it lives longer by the jump";
   *clock_ += 6 * kHourMs;
   ASSERT_TRUE(memory_->wait_lost(5)) << "or shorter";
   *clock_ -= 3 * kHourMs;
   EXPECT_FALSE(found(0)) << "what was let go does not come back";
   ASSERT_TRUE(open(with_clock()));
-  EXPECT_TRUE(read(0, kBlock)) << "but with the next start";
+  EXPECT_TRUE(read(0, kEndingBlock)) << "but with the next start";
 }
 
 TEST_F(EndingTest, ABlockThatMovesKeepsItsEnd) {
@@ -203,11 +203,11 @@ TEST_F(EndingTest, ABlockThatMovesKeepsItsEnd) {
   for (uint64_t next = 1; device_->stats().kept == 0 && next < 2000; next += 10)
     write_ending(next, next + 10, 0);
   ASSERT_GT(device_->stats().kept, 0u);
-  EXPECT_TRUE(read(0, kBlock));
+  EXPECT_TRUE(read(0, kEndingBlock));
   EXPECT_EQ(memory_->end_of_last(), kNoon + 10);
   device_->close();
   ASSERT_TRUE(open(with_clock()));
-  EXPECT_TRUE(read(0, kBlock));
+  EXPECT_TRUE(read(0, kEndingBlock));
   EXPECT_EQ(memory_->end_of_last(), kNoon + 10);
 }
 
@@ -218,7 +218,7 @@ TEST_F(EndingTest, AFooterThatProlongsALifeIsNotBelieved) {
   ASSERT_EQ(change_footers([](RecordHeader& header) { header.set_end(kMaxEnd); }), 30u);
   ASSERT_TRUE(open(with_clock()));
   pass(60);
-  for (uint64_t i = 0; i < 30; ++i) EXPECT_FALSE(read(i, kBlock)) << i;
+  for (uint64_t i = 0; i < 30; ++i) EXPECT_FALSE(read(i, kEndingBlock)) << i;
   EXPECT_GT(device_->stats().corrupt, 0u);
   device_->close();
   // Bits that no version has set.

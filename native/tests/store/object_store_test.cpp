@@ -21,7 +21,6 @@ namespace {
 
 using store::disk::SegmentObject;
 
-constexpr uint64_t kSharedBlock = 64 << 10;
 constexpr uint64_t kFilled = 200;
 
 class ObjectStoreTest : public ::testing::Test {

@@ -88,6 +88,8 @@ class FaultySharedFolder final : public SharedFolder {
   const std::shared_ptr<SharedFaults> faults_;
 };
 
+inline constexpr uint64_t kSharedBlock = 64 << 10;  // bytes, of stores that share
+
 // The blocks below `until` that a store answers with, of all tiers or of one.
 inline std::set<uint64_t> blocks_in(Store& store, std::optional<Tier> tier = {}, uint64_t until = 1200) {
   std::set<uint64_t> found;

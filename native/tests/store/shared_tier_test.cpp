@@ -14,8 +14,6 @@
 namespace mooncache::test {
 namespace {
 
-constexpr uint64_t kSharedBlock = 64 << 10;
-
 class SharedTierTest : public ::testing::Test {
  protected:
   void SetUp() override {

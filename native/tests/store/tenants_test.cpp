@@ -42,7 +42,7 @@ bool lies_in_memory(const Store& store, const std::vector<std::byte>& wanted) {
 }
 
 // Bytes that no other block has.
-std::vector<std::byte> content_of(uint64_t number, size_t size) {
+std::vector<std::byte> random_content(uint64_t number, size_t size) {
   std::mt19937_64 random(number);
   std::vector<std::byte> bytes(size);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() >> 56);
@@ -50,7 +50,7 @@ std::vector<std::byte> content_of(uint64_t number, size_t size) {
 }
 
 void put_content(Store& store, uint64_t number, size_t size, TenantId tenant) {
-  const auto bytes = content_of(number, size);
+  const auto bytes = random_content(number, size);
   auto reservation = store.reserve(tenant, key_of(number), size, 0);
   ASSERT_TRUE(reservation);
   ASSERT_TRUE(store.write(reservation->id, 0, {bytes.data(), size}));
@@ -334,11 +334,11 @@ TEST(Tenants, APurgeOverwritesTheBytes) {
     put_content(*store, 1000 + number, 512, kOther);
   }
   ASSERT_EQ(store->pin(kSmall, key_of(3), 1000, 0), Code::kOk);
-  ASSERT_TRUE(lies_in_memory(*store, content_of(5, 512)));
+  ASSERT_TRUE(lies_in_memory(*store, random_content(5, 512)));
   const PinId reader = store->acquire(kSmall, key_of(7), 0)->id;
   auto writer = store->reserve(kSmall, key_of(400), 512, 0);
   ASSERT_TRUE(writer);
-  const auto written = content_of(400, 512);
+  const auto written = random_content(400, 512);
   ASSERT_TRUE(store->write(writer->id, 0, {written.data(), written.size()}));
 
   Purged all;
@@ -354,15 +354,16 @@ TEST(Tenants, APurgeOverwritesTheBytes) {
   EXPECT_EQ(all.held_blocks, 2u) << "one is read, one is written";
   EXPECT_EQ(count_present(*store, 0, 500, kSmall), 0u);
   EXPECT_EQ(count_present(*store, 1000, 300, kOther), 300u);
-  for (const uint64_t number : {0, 3, 5, 299}) EXPECT_FALSE(lies_in_memory(*store, content_of(number, 512)));
-  EXPECT_EQ(std::memcmp(store->readable(reader).data, content_of(7, 512).data(), 512), 0)
+  for (const uint64_t number : {0, 3, 5, 299})
+    EXPECT_FALSE(lies_in_memory(*store, random_content(number, 512)));
+  EXPECT_EQ(std::memcmp(store->readable(reader).data, random_content(7, 512).data(), 512), 0)
       << "a reader keeps what it reads";
   store->release(reader);
-  EXPECT_FALSE(lies_in_memory(*store, content_of(7, 512)));
+  EXPECT_FALSE(lies_in_memory(*store, random_content(7, 512)));
   EXPECT_EQ(store->commit(writer->id, crc32c({written.data(), written.size()}), 0).code,
             Code::kReservationUnknown);
-  EXPECT_FALSE(lies_in_memory(*store, content_of(400, 512)));
-  EXPECT_TRUE(lies_in_memory(*store, content_of(1005, 512)));
+  EXPECT_FALSE(lies_in_memory(*store, random_content(400, 512)));
+  EXPECT_TRUE(lies_in_memory(*store, random_content(1005, 512)));
   EXPECT_EQ(use_of(*store, kSmall).bytes, 0u);
   EXPECT_SOUND(*store);
 }
