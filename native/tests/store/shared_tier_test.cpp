@@ -241,6 +241,7 @@ TEST_F(SharedTierTest, BlocksWithATtlEndOnAllNodes) {
     ASSERT_TRUE(eventually([&] { return blocks_in(*reader, Tier::kShared).size() > 60; }));
     const uint64_t number = *blocks_in(*reader, Tier::kShared).begin();
     const uint64_t below = *blocks_in(*writer, Tier::kShared).rbegin();
+    writer.reset();  // what goes down later would have a later end, as only one of the clocks goes on
     *wall += 50 * 60'000;
     ASSERT_TRUE(read_by(*reader, number));
     reader->tend_tenants(clock_ms() + 7 * 60'000, 1 << 20);
@@ -249,9 +250,9 @@ TEST_F(SharedTierTest, BlocksWithATtlEndOnAllNodes) {
     EXPECT_FALSE(present(*reader, number)) << "it is as old as at the other node";
     *wall += 11 * 60'000;
     EXPECT_TRUE(blocks_in(*reader).empty());
-    EXPECT_TRUE(blocks_in(*writer, Tier::kShared).empty());
-    EXPECT_TRUE(blocks_in(*writer, Tier::kSsd).empty());
     EXPECT_FALSE(read_by(*reader, below));
+    writer = open_node("node-1");
+    EXPECT_TRUE(blocks_in(*writer).empty());
   }
 }
 
