@@ -255,6 +255,14 @@ class StoreServer:
 
     def set_limits(self, tenant: str, *, memory_quota_bytes: int = 0, memory_share_bytes: int = 0, disk_quota_bytes: int = 0, disk_share_bytes: int = 0, bytes_per_s: int = 0, ttl_ms: int = 0, encrypted: bool = False) -> None: ...
 
+    def set_secrets(self, secrets: Sequence[bytes]) -> None:
+        """The cluster's secrets of 32 bytes that peers may prove from now on."""
+
+    def secret_uses(self) -> list[tuple[int, int]]:
+        """
+        (open connections, Unix time in seconds of the last proof or 0) of each secret.
+        """
+
     def set_keys(self, tenant: str, keys: Sequence[bytes]) -> None:
         """
         Keys of 32 bytes that the tenant's blocks are encrypted with on disks: the first one writes, all of them read.
@@ -285,6 +293,34 @@ class StoreServer:
 
     def corrupt(self, tenant_id: int, key: object, bit: int) -> int:
         """Fault injection for tests: flips one stored bit. Returns a code."""
+
+    def writers(self) -> list[dict[str, Any]]:
+        """
+        Who has blocks here, or is known by name. Writer 0: of no known writer.
+        """
+
+    def writers_refused(self) -> int: ...
+
+    def know_writer(self, id: int, instance: str, build: str, started_unix_s: int) -> bool:
+        """Remembers what a writer has said of itself."""
+
+    def origins(self, tenant_id: int, keys: object) -> list[tuple[int, int]]:
+        """
+        Of each block: its writer's id, and when it was written in seconds of Unix time; 0: unknown.
+        """
+
+    def set_origins(self, tenant_id: int, keys: object, origins: Sequence[tuple[int, int]]) -> list[int]:
+        """Of copies: who wrote them first. A code for each."""
+
+    def recall(self, writer: int, cursor: int, *, since_unix_s: int = 0, until_unix_s: int = 0, dry_run: bool = False, refuse_s: int = 0) -> dict[str, int]:
+        """
+        Removes a page of a writer's blocks for good; next_cursor 0: it was the last one.
+        """
+
+    def lift(self, writer: int) -> None:
+        """
+        What the writer writes becomes visible again; refuse_s of 4294967295 has no end before this call.
+        """
 
 def store_growth_benchmark(from_blocks: int, to_blocks: int) -> dict[str, float]:
     """
@@ -334,6 +370,11 @@ class Client:
 
     @property
     def map_epoch(self) -> int: ...
+
+    def set_key(self, key: bytes) -> None:
+        """
+        Connections that are made from now on prove this key (32 bytes) of the same tenant.
+        """
 
     def put(self, keys: object, sources: object, replicas: int = 1, timeout_s: float = 30.0, cancel: CancelToken | None = None, node: int | None = None, prefer_node: int | None = None, tally: StagedTally | None = None) -> list[tuple[int, int | None, bool]]:
         """

@@ -103,6 +103,14 @@ void take_secret(const nb::dict& from, Credentials& credentials, std::vector<std
   std::memcpy(credentials.key.data(), PyBytes_AS_STRING(key.ptr()), 32);
 }
 
+void set_key(Client& client, const nb::bytes& key) {
+  std::array<std::byte, 32> raw{};
+  if (key.size() != raw.size()) refuse("a key has 32 bytes");
+  std::memcpy(raw.data(), key.c_str(), raw.size());
+  const nb::gil_scoped_release released;
+  client.set_key(raw);
+}
+
 ClientConfig to_config(const nb::dict& from) {
   ClientConfig config;
   std::vector<std::string> known;
@@ -111,6 +119,10 @@ ClientConfig to_config(const nb::dict& from) {
   take(from, "admin", config.credentials.admin, known);
   take(from, "session_end_unix_s", config.credentials.expires_unix_s, known);
   take(from, "client_name", config.credentials.client_name, known);
+  take(from, "writer_id", config.credentials.writer.id, known);
+  take(from, "writer_instance", config.credentials.writer.instance, known);
+  take(from, "writer_build", config.credentials.writer.build, known);
+  take(from, "writer_started_unix_s", config.credentials.writer.started_unix_s, known);
   take(from, "host_id", config.host_id, known);
   take(from, "tls", config.tls.enabled, known);
   take(from, "tls_ca", config.tls.ca_file, known);
@@ -547,6 +559,8 @@ void bind_client(nb::module_& m) {
       },
       nb::arg("epoch"), nb::arg("nodes"), "False when the map is older than the one in use.");
   c.def_prop_ro("map_epoch", &Client::map_epoch);
+  c.def("set_key", &set_key, nb::arg("key"),
+        "Connections that are made from now on prove this key (32 bytes) of the same tenant.");
   bind_blocks(c);
   bind_buffers(m, c);
   bind_watch(m, c);

@@ -21,10 +21,12 @@
 #include "module.h"
 #include "mooncache/server.h"
 #include "object_queue.h"
+#include "packed_keys.h"
 #include "rdma_arguments.h"
 #include "store/device_memory.h"
 #include "store/disk/benchmark.h"
 #include "store/growth_benchmark.h"
+#include "store_server.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -234,6 +236,7 @@ nb::typed<nb::dict, nb::str, nb::any> kept(StoreServer& server) {
   out["refused"] = found.refused;
   out["held_extents"] = found.held_blocks;
   out["seconds"] = static_cast<double>(found.adopt_us) / 1e6;
+  out["threads"] = found.adopting_threads;
   out["fds"] = found.fds;
   return out;
 }
@@ -373,6 +376,22 @@ void set_limits(StoreServer& server, const std::string& tenant, uint64_t memory_
   check(without_gil([&] { return server.set_limits(tenant, limits); }));
 }
 
+void set_secrets(StoreServer& server, const std::vector<nb::bytes>& secrets) {
+  std::vector<std::array<std::byte, 32>> raw;
+  for (const nb::bytes& secret : secrets) {
+    if (secret.size() != 32) throw nb::value_error("a secret must be 32 bytes");
+    std::memcpy(raw.emplace_back().data(), secret.c_str(), 32);
+  }
+  check(without_gil([&] { return server.set_secrets(raw); }));
+}
+
+std::vector<std::pair<uint64_t, uint64_t>> secret_uses(const StoreServer& server) {
+  std::vector<std::pair<uint64_t, uint64_t>> uses;
+  for (const SecretUse& use : server.secret_uses())
+    uses.emplace_back(use.connections, use.last_proven_unix_s);
+  return uses;
+}
+
 void set_keys(StoreServer& server, const std::string& tenant, const std::vector<nb::bytes>& keys) {
   std::vector<DiskKey> raw = disk_keys_of(keys);
   const Status set = without_gil([&] { return server.set_keys(tenant, raw); });
@@ -433,13 +452,6 @@ std::map<std::string, uint64_t> purge(StoreServer& server, TenantId tenant, uint
           {"failed_blocks", done.failed_blocks}};
 }
 
-std::vector<Key> parse_keys(const BufferView& view) {
-  if (view.size() % kKeyBytes != 0) throw nb::value_error("keys must be a multiple of 32 bytes");
-  std::vector<Key> keys(view.size() / kKeyBytes);
-  if (!keys.empty()) std::memcpy(keys.data(), view.bytes().data(), view.size());
-  return keys;
-}
-
 // One code per key.
 template <typename Action>
 std::vector<int> for_each_key(nb::handle packed, Action action) {
@@ -485,53 +497,63 @@ int corrupt(StoreServer& server, TenantId tenant, nb::handle key, uint64_t bit) 
 }  // namespace
 
 void bind_store(nb::module_& m) {
-  nb::class_<StoreServer>(m, "StoreServer",
-                          "Data-plane server of a store node and its store. Calls that fail as a whole raise "
-                          "RuntimeError(code, name, message); batches report one code per key.")
-      .def(nb::new_(&create), "config"_a)
-      .def("start", &start)
-      .def("stop", &stop, "timeout_s"_a = 5.0)
-      .def("endpoints", &endpoints)
-      .def("arena", &arena)
-      .def("populate", &populate, "offset"_a, "length"_a, "threads"_a,
-           "Puts memory behind these bytes of the arena.")
-      .def("kept", &kept, "What became of the memory of a former process, and what the next one needs.")
-      .def("tend_kept", &tend_kept, "max_bytes"_a,
-           "Compares adopted blocks with their checksums, and frees extents that no former client can write "
-           "now.")
-      .def("stats", &stats)
-      .def("latency_histograms", &latency_histograms)
-      .def("rails", &rails)
-      .def("drain_log", &drain_log, "max_events"_a = 256)
-      .def("drain_events", &drain_events, "max_events"_a)
-      .def("event_seq", [](StoreServer& server) { return server.store().event_seq(); })
-      .def("snapshot", &snapshot, "cursor"_a, "max_records"_a)
-      .def(
-          "set_draining",
-          [](StoreServer& server, bool draining) {
-            without_gil([&] { server.store().set_draining(draining); });
-          },
-          "draining"_a)
-      .def("set_limits", &set_limits, "tenant"_a, nb::kw_only(), "memory_quota_bytes"_a = 0,
-           "memory_share_bytes"_a = 0, "disk_quota_bytes"_a = 0, "disk_share_bytes"_a = 0,
-           "bytes_per_s"_a = 0, "ttl_ms"_a = 0, "encrypted"_a = false)
-      .def("set_keys", &set_keys, "tenant"_a, "keys"_a,
-           "Keys of 32 bytes that the tenant's blocks are encrypted with on disks: the first one writes, all "
-           "of "
-           "them read.")
-      .def("tend_tenants", &tend_tenants, "max_slots"_a,
-           "Counts what tenants have held since the last call and ends blocks that are too old. Figures by "
-           "tenant id; 0: of all that are not remembered.")
-      .def("purge", &purge, "tenant_id"_a, "cursor"_a,
-           "Overwrites a page of a tenant's blocks; next_cursor 0: it was the last one.")
-      .def("remove", &remove, "tenant_id"_a, "keys"_a, "reason"_a, "force"_a = false)
-      .def("pin", &pin, "tenant_id"_a, "keys"_a, "ttl_ms"_a)
-      .def("unpin", &unpin, "tenant_id"_a, "keys"_a)
-      .def("tenants", [](const StoreServer& server) { return server.tenants(); })
-      .def("check", &broken_invariant,
-           "Empty when every invariant of the store holds, else the first broken one.")
-      .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
-           "Fault injection for tests: flips one stored bit. Returns a code.");
+  auto server =
+      nb::class_<StoreServer>(
+          m, "StoreServer",
+          "Data-plane server of a store node and its store. Calls that fail as a whole raise "
+          "RuntimeError(code, name, message); batches report one code per key.")
+          .def(nb::new_(&create), "config"_a)
+          .def("start", &start)
+          .def("stop", &stop, "timeout_s"_a = 5.0)
+          .def("endpoints", &endpoints)
+          .def("arena", &arena)
+          .def("populate", &populate, "offset"_a, "length"_a, "threads"_a,
+               "Puts memory behind these bytes of the arena.")
+          .def("kept", &kept, "What became of the memory of a former process, and what the next one needs.")
+          .def("tend_kept", &tend_kept, "max_bytes"_a,
+               "Compares adopted blocks with their checksums, and frees extents that no former client can "
+               "write "
+               "now.")
+          .def("stats", &stats)
+          .def("latency_histograms", &latency_histograms)
+          .def("rails", &rails)
+          .def("drain_log", &drain_log, "max_events"_a = 256)
+          .def("drain_events", &drain_events, "max_events"_a)
+          .def("event_seq", [](StoreServer& server) { return server.store().event_seq(); })
+          .def("snapshot", &snapshot, "cursor"_a, "max_records"_a)
+          .def(
+              "set_draining",
+              [](StoreServer& server, bool draining) {
+                without_gil([&] { server.store().set_draining(draining); });
+              },
+              "draining"_a)
+          .def("set_limits", &set_limits, "tenant"_a, nb::kw_only(), "memory_quota_bytes"_a = 0,
+               "memory_share_bytes"_a = 0, "disk_quota_bytes"_a = 0, "disk_share_bytes"_a = 0,
+               "bytes_per_s"_a = 0, "ttl_ms"_a = 0, "encrypted"_a = false)
+          .def("set_secrets", &set_secrets, "secrets"_a,
+               "The cluster's secrets of 32 bytes that peers may prove from now on.")
+          .def("secret_uses", &secret_uses,
+               "(open connections, Unix time in seconds of the last proof or 0) of each secret.")
+          .def("set_keys", &set_keys, "tenant"_a, "keys"_a,
+               "Keys of 32 bytes that the tenant's blocks are encrypted with on disks: the first one writes, "
+               "all "
+               "of "
+               "them read.")
+          .def("tend_tenants", &tend_tenants, "max_slots"_a,
+               "Counts what tenants have held since the last call and ends blocks that are too old. Figures "
+               "by "
+               "tenant id; 0: of all that are not remembered.")
+          .def("purge", &purge, "tenant_id"_a, "cursor"_a,
+               "Overwrites a page of a tenant's blocks; next_cursor 0: it was the last one.")
+          .def("remove", &remove, "tenant_id"_a, "keys"_a, "reason"_a, "force"_a = false)
+          .def("pin", &pin, "tenant_id"_a, "keys"_a, "ttl_ms"_a)
+          .def("unpin", &unpin, "tenant_id"_a, "keys"_a)
+          .def("tenants", [](const StoreServer& server) { return server.tenants(); })
+          .def("check", &broken_invariant,
+               "Empty when every invariant of the store holds, else the first broken one.")
+          .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
+               "Fault injection for tests: flips one stored bit. Returns a code.");
+  bind_writers(server);
   m.def(
       "store_growth_benchmark", &growth_benchmark, "from_blocks"_a, "to_blocks"_a,
       "Fills a store of small blocks: the longest put between these two counts, in processor time and by the "

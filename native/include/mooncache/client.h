@@ -361,6 +361,9 @@ class Client {
   // A newer map replaces the older one; an older epoch is ignored (false).
   bool set_map(uint64_t epoch, std::vector<NodeInfo> nodes);
   uint64_t map_epoch() const;
+  // Connections that are made from now on prove this key of the same tenant; those that are open end with
+  // what is under way.
+  void set_key(const std::array<std::byte, 32>& key);
 
   // `outcomes` has one element per block.
   Status put(std::span<const PutBlock> blocks, uint32_t replicas, const CallOptions& options,

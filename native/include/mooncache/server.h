@@ -29,8 +29,9 @@ class RangeTable;
 struct ServerConfig {
   std::string node_id = "node";
   std::string host_id = "host";
-  std::array<std::byte, 32> secret{};  // of the cluster; tenants' keys are derived from it
-  uint64_t incarnation = 0;            // new at each start of the node
+  // Of the cluster; tenants' keys are derived from it. StoreServer::set_secrets() replaces it.
+  std::array<std::byte, 32> secret{};
+  uint64_t incarnation = 0;  // new at each start of the node
 
   std::string tcp_host = "127.0.0.1";  // "" = no TCP listener
   uint16_t tcp_port = 0;               // 0 = any free port
@@ -117,6 +118,14 @@ struct LatencyHistograms {
   std::vector<OpcodeLatency> opcodes;
 };
 
+inline constexpr size_t kMaxSecrets = 4;  // that a server accepts at a time
+
+// Of one accepted secret.
+struct SecretUse {
+  uint64_t connections = 0;         // open, that proved it
+  uint64_t last_proven_unix_s = 0;  // 0 = never
+};
+
 class StoreServer {
  public:
   // CONFIG_INVALID, or what Store::open answers. Opens no socket yet.
@@ -140,6 +149,11 @@ class StoreServer {
   std::vector<ServerLogEvent> drain_log(size_t max_events);
   // Tenants that have authenticated since the start.
   std::map<TenantId, std::string> tenants() const;
+  // The cluster's secrets that peers may prove from now on. A connection that proved another one ends with
+  // its next request. INVALID_ARGUMENT: none, more than kMaxSecrets, or one of them twice.
+  Status set_secrets(const std::vector<std::array<std::byte, 32>>& secrets);
+  // In the order of set_secrets().
+  std::vector<SecretUse> secret_uses() const;
   // Limits of a tenant by name, which it also makes known. INVALID_ARGUMENT for a malformed name,
   // LIMIT_EXCEEDED: too many tenants.
   Status set_limits(const std::string& tenant, const TenantLimits& limits);

@@ -77,6 +77,7 @@ struct KeepConfig {
   // What Store::kept() of a former process named, in its order; empty = there was none. They stay the
   // caller's.
   std::vector<int> fds;
+  uint32_t adopting_threads = 0;  // 0: by the memory's size and the processors, at most 4
 };
 
 struct StoreConfig {
@@ -124,6 +125,30 @@ struct StoreConfig {
   DiskConfig disk;
 };
 
+struct WriterUse {
+  BlockWriter writer;
+  uint64_t blocks = 0, bytes = 0;            // in memory
+  uint64_t disk_blocks = 0, disk_bytes = 0;  // on disks and in this node's log of a shared tier
+  uint32_t first_s = 0, last_s = 0;          // as Origin::written_s
+};
+struct RecallRequest {
+  uint64_t writer = 0;
+  uint32_t since_s = 0, until_s = ~uint32_t{0};  // as Origin::written_s; both ends count
+  bool dry_run = false;                          // counts only
+  uint32_t refuse_s = 0;  // for so long from now on the writer's blocks do not become visible
+  static constexpr uint32_t kUntilLifted = ~uint32_t{0};  // as refuse_s: until Store::lift()
+  bool covers(uint32_t written_s) const { return since_s <= written_s && written_s <= until_s; }
+  bool all_times() const { return since_s == 0 && until_s == ~uint32_t{0}; }
+};
+// What Store::recall() has found.
+struct Recalled {
+  uint64_t next_cursor = 0;        // 0 = that was the last page
+  uint64_t blocks = 0, bytes = 0;  // in memory
+  uint64_t held_blocks = 0;        // of them: being read or written; their memory is freed by the last user
+  uint64_t disk_blocks = 0, disk_bytes = 0;  // on disks alone
+  uint64_t failed_blocks = 0;                // invisible, but no disk has said that the removal lasts
+};
+
 // Handles: index in the low half, generation in the high half. 0 is never valid.
 enum class ReservationId : uint64_t {};
 enum class PinId : uint64_t {};
@@ -148,7 +173,8 @@ struct BlockInfo {
   Tier tier = Tier::kDram;
   uint32_t pins = 0;  // live pins, not counting the retention pin
   uint32_t hits = 0;
-  uint64_t age_ms = 0;           // since the commit
+  uint64_t age_ms = 0;  // since the commit
+  Origin origin;
   uint64_t pinned_until_ms = 0;  // retention pin; 0 = none
 };
 
@@ -265,6 +291,8 @@ struct TenantUsage {
 struct DiskUse {
   TenantId tenant = 0;
   uint64_t bytes = 0, blocks = 0;
+  uint64_t writer = 0;               // blocks of one tenant are named for each of their writers
+  uint32_t first_s = 0, last_s = 0;  // as Origin::written_s, of all that were put there
 };
 // What Store::purge() has done.
 struct Purged {
@@ -329,6 +357,7 @@ struct KeptMemory {
   uint64_t refused = 0;      // records that were not believed
   uint64_t held_blocks = 0;  // extents that a writer of a former process may still write, at the start
   uint64_t adopt_us = 0;
+  uint32_t adopting_threads = 0;
   std::vector<int> fds;  // to be kept for the next process; the store's
 };
 
@@ -353,7 +382,9 @@ class Store {
   // TOO_LARGE, ALREADY_EXISTS (the key is visible), DRAINING, QUOTA_EXCEEDED (larger than the quota, or
   // nothing of the tenant can be evicted), NO_SPACE (retry after the space callback; it comes at once when a
   // quota needs more than max_victims). Several reservations may exist for one key; the first commit wins.
-  Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms);
+  // `writer`: whose block it will be; the caller holds the number.
+  Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
+                              WriterNumber writer = 0);
   // Makes the block visible. The caller vouches that all bytes are there and have this CRC.
   // RESERVATION_UNKNOWN, ALREADY_EXISTS (lost a race; the space is freed).
   Status commit(ReservationId reservation, uint32_t crc, uint64_t now_ms);
@@ -442,6 +473,26 @@ class Store {
   // Removes a page of a tenant's blocks, pinned or not, and overwrites their bytes with zeros. What is being
   // written becomes unknown to its writer. Start with cursor 0.
   Purged purge(TenantId tenant, uint64_t cursor);
+
+  // The number of a writer, until close_writer(). 0: it says no id, or all kMaxWriters numbers are in use;
+  // its blocks are of an unknown writer then. What the first one with an id says of itself counts.
+  WriterNumber open_writer(const BlockWriter& writer);
+  void close_writer(WriterNumber number);
+  // Who has blocks here, or is known by name. Writer 0 has the disks' blocks of which no writer is known.
+  std::vector<WriterUse> writers() const;
+  uint64_t writers_refused() const;  // how often there was no number
+  // Where blocks come from; those that are not here have none. May read from a disk.
+  std::vector<Origin> origins(TenantId tenant, std::span<const Key> keys) const;
+  // Of a copy that was written here by another process than the block: who wrote it first. One that was
+  // recalled goes: RESERVATION_UNKNOWN. NOT_FOUND: it is not in memory.
+  Code set_origin(TenantId tenant, const Key& key, const Origin& origin);
+  // Removes a page of a writer's blocks of all tenants, pinned or not, from memory and from disks for good.
+  // Start with cursor 0, which also keeps what was written then from becoming visible later, out of this or
+  // another node's disks or memory, until this process ends. Waits for the disks: seconds. Not under a lock.
+  Recalled recall(const RecallRequest& request, uint64_t cursor, uint64_t now_ms);
+  // What the writer writes from now on becomes visible again, when it was refused until this call.
+  void lift(uint64_t writer);
+
   void set_draining(bool draining);
   bool draining() const;
   void set_limits(TenantId tenant, const TenantLimits& limits);  // never evicts by itself

@@ -38,6 +38,7 @@ struct Credentials {
   std::string client_name = "mooncache";
   bool admin = false;
   uint64_t expires_unix_s = 0;  // of a session token; 0 = the key has no end
+  BlockWriter writer;           // whose blocks its owner writes; id 0 = it does not say
 };
 
 // From the one line of a token file: the cluster token "mcc1.<64 hex digits>" acts for the tenant "default",

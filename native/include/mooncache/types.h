@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <string>
 
 namespace mooncache {
 
@@ -61,6 +62,22 @@ struct Deadline {
   }
 };
 
+// A process that writes blocks, as it says who it is: a claim of whoever has a token, not a proof.
+struct BlockWriter {
+  uint64_t id = 0;  // random, of one process; 0 = unknown
+  std::string instance, build;
+  uint64_t started_unix_s = 0;
+};
+inline constexpr uint32_t kMaxWriters = 480;  // that a node knows at once by what they say
+inline constexpr size_t kMaxWriterTextBytes = 64;
+using WriterNumber = uint16_t;  // of this process of the node; 0 = unknown
+// Where a block comes from. Copies and moves keep it.
+struct Origin {
+  uint64_t writer = 0;
+  uint32_t written_s = 0;  // seconds since 2025 by the clock on the node's wall (origin_unix_s); 0 = unknown
+  bool operator==(const Origin&) const = default;
+};
+inline constexpr uint64_t kOriginEpochUnixS = 1'735'689'600;  // 2025-01-01 00:00:00 UTC
 }  // namespace mooncache
 
 template <>

@@ -9,12 +9,18 @@ namespace mooncache {
 // After `failures` failures in a row a peer is left alone for a pause that doubles with each failed probe.
 // When the pause is over, one caller at a time may probe it; a success closes the breaker.
 //
+// A peer that refuses at once (no process listens there) costs a caller next to nothing, and often starts
+// again a moment later. Its pauses are an eighth of the time for which it has been left alone: who waits for
+// it waits an eighth longer than it is away, where pauses that double would make that twice as long.
+//
 // With a slow start a peer that was left alone gets its share of the traffic back bit by bit: all callers may
 // use it, but of those that could as well go elsewhere only a growing part prefers it. A failure meanwhile
 // opens the breaker at once, for a longer pause than before.
 class Breaker {
  public:
   static constexpr uint32_t kFirstPercent = 10;  // of the traffic, at the beginning of a slow start
+  static constexpr uint32_t kRefusedShare = 8;
+  static constexpr uint64_t kAtOnceMs = 50;  // what takes no longer is no stall
 
   Breaker(uint32_t failures, uint32_t min_ms, uint32_t max_ms, uint32_t slow_start_ms = 0)
       : limit_(failures), min_ms_(min_ms), max_ms_(max_ms), slow_start_ms_(slow_start_ms) {}
@@ -23,7 +29,7 @@ class Breaker {
   bool allow(uint64_t now_ms) {
     if (failures_ < limit_) return true;
     if (now_ms < open_until_ms_) return false;
-    open_until_ms_ = now_ms + pause_ms_;  // others wait for this probe's verdict
+    open_until_ms_ = now_ms + std::max(pause_ms_, min_ms_);  // others wait for this probe's verdict
     return true;
   }
   bool failing() const { return failures_ > 0; }
@@ -48,11 +54,15 @@ class Breaker {
     if (was_open && slow_start_ms_ > 0) started_ms_ = now_ms;
     if (!starting(now_ms)) pause_ms_ = 0;
   }
-  // True when this failure opened it, or kept it open.
-  bool failure(uint64_t now_ms) {
+  // True when this failure opened it, or kept it open. `refused`: at once.
+  bool failure(uint64_t now_ms, bool refused = false) {
     failures_ = starting(now_ms) ? limit_ : std::min(failures_ + 1, limit_);
     if (failures_ < limit_) return false;
-    pause_ms_ = pause_ms_ == 0 ? min_ms_ : std::min(pause_ms_ * 2, max_ms_);
+    if (pause_ms_ == 0) opened_ms_ = now_ms;
+    const uint64_t away_ms = now_ms - std::min(now_ms, opened_ms_);
+    const uint64_t wanted = refused ? std::max<uint64_t>(away_ms, min_ms_) / kRefusedShare + 1
+                                    : std::max<uint64_t>(uint64_t{pause_ms_} * 2, min_ms_);
+    pause_ms_ = static_cast<uint32_t>(std::min<uint64_t>(wanted, max_ms_));
     open_until_ms_ = now_ms + pause_ms_;
     return true;
   }
@@ -69,6 +79,7 @@ class Breaker {
   uint32_t slow_start_ms_;
   uint32_t failures_ = 0;
   uint32_t pause_ms_ = 0;
+  uint64_t opened_ms_ = 0;
   uint64_t open_until_ms_ = 0;
   uint64_t started_ms_ = 0;
 };

@@ -304,6 +304,15 @@ bool Client::set_map(uint64_t epoch, std::vector<NodeInfo> infos) {
   return true;
 }
 
+// What reservations hold stays open on lanes that no new one comes to.
+void Client::set_key(const std::array<std::byte, 32>& key) {
+  if (!impl_->usable()) return;
+  const std::lock_guard lock(impl_->mutex);
+  impl_->config.credentials.key = key;
+  for (const auto& node : impl_->current->nodes) node->set_key(key);
+  impl_->reservation_lanes.clear();
+}
+
 uint64_t Client::map_epoch() const {
   return impl_->map()->epoch;
 }

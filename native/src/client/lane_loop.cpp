@@ -241,7 +241,7 @@ class LaneLoop {
     const bool impatient =
         status.code == Code::kDeadlineExceeded && now_ms_ - task.last_progress_ms < kSlowMs;
     if (status.code != Code::kCancelled && status.code != Code::kClosed && !impatient) {
-      task.node->failure(now_ms_, status);
+      task.node->failure(now_ms_, status, now_ms_ - std::min(now_ms_, task.started_ms));
     }
     task.status = std::move(status);
   }

@@ -128,6 +128,7 @@ Result<Lane> Node::acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>
   }
   if (lane.session) counters_.add(Counter::kLanesClosed);
   counters_.add(Counter::kConnects);
+  lane.key_generation = key_generation();
   auto session = start_session(route);
   if (!session) {
     counters_.add(Counter::kConnectFailures);
@@ -153,7 +154,8 @@ void Node::release(Lane lane) {
   const LaneUse use = lane.use;
   {
     const std::lock_guard lock(mutex_);
-    if (!closed_ && !retired_) idle_.push_back(std::move(lane));
+    const bool has_our_key = lane.key_generation == key_generation();
+    if (!closed_ && !retired_ && has_our_key) idle_.push_back(std::move(lane));
   }
   queue_.release(use);
 }
@@ -177,6 +179,14 @@ void Node::retire() {
   std::vector<Lane> ended;  // closing takes time: without the lock
   const std::lock_guard lock(mutex_);
   retired_ = true;
+  ended.swap(idle_);
+}
+
+void Node::set_key(const std::array<std::byte, 32>& key) {
+  std::vector<Lane> ended;  // closing takes time: without the lock
+  const std::lock_guard lock(mutex_);
+  peer_.credentials.key = key;
+  key_generation_.fetch_add(1, std::memory_order_relaxed);
   ended.swap(idle_);
 }
 
@@ -243,11 +253,12 @@ Status Node::last_failure() {
   return last_failure_;
 }
 
-void Node::failure(uint64_t now_ms, const Status& status) {
+void Node::failure(uint64_t now_ms, const Status& status, uint64_t took_ms) {
+  const bool refused = status.code == Code::kNodeUnavailable && took_ms < Breaker::kAtOnceMs;
   const std::lock_guard lock(mutex_);
   last_failure_ = status;
   at_rest_ = false;
-  if (breaker_.failure(now_ms)) counters_.add(Counter::kBreakerOpens);
+  if (breaker_.failure(now_ms, refused)) counters_.add(Counter::kBreakerOpens);
 }
 
 std::shared_ptr<ShmSegments> Node::segments(uint64_t incarnation) {

@@ -47,7 +47,8 @@ struct Lane {
   LaneUse use = LaneUse::kSmall;
   bool reused = false;  // came out of the pool: may have died there
   uint64_t idle_since_ms = 0;
-  RailRenewal renewal;  // of this lane and those that it took the place of
+  RailRenewal renewal;          // of this lane and those that it took the place of
+  uint64_t key_generation = 0;  // of the key that it proved
 };
 
 // Where a call's lanes come from.
@@ -68,7 +69,6 @@ class Node final : public LaneSource {
        std::shared_ptr<RdmaAccess> rdma);
 
   const NodeInfo& info() const { return info_; }
-  const PeerDescription& peer() const { return peer_; }
 
   // Shared memory is possible: same host, a unix socket, and no failure of it in the last seconds.
   Route preferred_route(uint64_t now_ms) const;
@@ -99,8 +99,12 @@ class Node final : public LaneSource {
 
   // A connection beside the lanes; drop it like any other object.
   Result<std::unique_ptr<Session>> start_session(Route route) const {
-    return Session::start(peer_, route, tls_, limits_);
+    return Session::start(peer(), route, tls_, limits_);
   }
+  // What new connections prove. Idle lanes end now, others after their use.
+  void set_key(const std::array<std::byte, 32>& key);
+  // Grows with each key.
+  uint64_t key_generation() const { return key_generation_.load(std::memory_order_relaxed); }
   // As many as are allowed. Idle ones go back to the pool, others are closed.
   Result<Lane> acquire(Route route, LaneUse use, std::unique_ptr<LaneTicket>& ticket) override;
   void release(Lane lane) override;
@@ -117,7 +121,8 @@ class Node final : public LaneSource {
   bool allow(uint64_t now_ms);
   bool breaker_open(uint64_t now_ms);
   void success(uint64_t now_ms);
-  void failure(uint64_t now_ms, const Status& status);
+  // `took_ms`: from the beginning of the attempt.
+  void failure(uint64_t now_ms, const Status& status, uint64_t took_ms);
   // Why the breaker is open.
   Status last_failure();
 
@@ -138,8 +143,14 @@ class Node final : public LaneSource {
   // The idle lane of that route that was used last, and those that end so that there is room for a new one.
   Lane take_idle(Route route, std::vector<Lane>& ended);
 
+  PeerDescription peer() const {
+    const std::lock_guard lock(mutex_);
+    return peer_;
+  }
+
   NodeInfo info_;
-  PeerDescription peer_;
+  PeerDescription peer_;  // its key: guarded by mutex_
+  std::atomic<uint64_t> key_generation_{0};
   SessionLimits limits_;
   bool shm_possible_;
   std::shared_ptr<net::TlsContext> tls_;

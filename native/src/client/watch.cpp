@@ -268,7 +268,7 @@ void Watching::begin(Watch& watch) {
   for (size_t i = 0; i < watch.parts.size(); ++i) {
     Part& part = watch.parts[i];
     auto& link = links_[part.node.get()];
-    if (!link) {
+    if (!link || (link->outdated() && !waits_at(*part.node))) {
       link = std::make_unique<WatchLink>(
           part.node, WatchLink::Limits{impl_->config.connect_timeout_ms, impl_->config.ping_interval_ms},
           now_ms_);
@@ -342,7 +342,7 @@ void Watching::lose(WatchLink& link, const Status& why) {
       if (watch.parts[i].node.get() == &node && watch.parts[i].open) lost.emplace_back(serial, i);
     }
   }
-  if (was_ready && !lost.empty()) node.failure(now_ms_, why);
+  if (was_ready && !lost.empty()) node.failure(now_ms_, why, Breaker::kAtOnceMs);
   for (const auto& [serial, part] : lost) {
     Watch& watch = watches_.at(serial);
     watch.failure = why.code;

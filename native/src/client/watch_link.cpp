@@ -117,7 +117,7 @@ Status WatchLink::connect(uint64_t now_ms) {
       node_->unix_failed(now_ms);
       continue;
     }
-    node_->failure(now_ms, status);
+    node_->failure(now_ms, status, now_ms - std::min(now_ms, started_ms_));
     return status;
   }
 }

@@ -27,6 +27,7 @@ class WatchLink {
   // Connects at the first pump().
   WatchLink(std::shared_ptr<Node> node, Limits limits, uint64_t now_ms)
       : node_(std::move(node)),
+        key_generation_(node_->key_generation()),
         limits_(limits),
         started_ms_(now_ms),
         heard_ms_(now_ms),
@@ -34,6 +35,8 @@ class WatchLink {
 
   Node& node() { return *node_; }
   bool ready() const { return ready_; }
+  // The client has another key by now than the one that this connection proved.
+  bool outdated() const { return key_generation_ != node_->key_generation(); }
 
   void wait(uint64_t request_id, wire::WaitRequest request);
   void withdraw(uint64_t request_id);
@@ -57,6 +60,7 @@ class WatchLink {
   Status look_alive(uint64_t now_ms, bool waits);
 
   const std::shared_ptr<Node> node_;
+  const uint64_t key_generation_;
   const Limits limits_;
   std::unique_ptr<Session> session_;
   bool ready_ = false;

@@ -96,6 +96,17 @@ bool Holdings::peer_writes() const {
                              [](const auto& item) { return item.second.what == RangesFor::kPeerWriting; });
 }
 
+// The writer ------------------------------------------------------------------------------------------
+
+Holdings::~Holdings() {
+  if (writer_ != 0) store().close_writer(writer_);
+}
+
+void Holdings::write_as(const BlockWriter& writer) {
+  if (writer_ != 0) store().close_writer(writer_);
+  writer_ = store().open_writer(writer);
+}
+
 // Reservations ----------------------------------------------------------------------------------------
 
 Result<Reservation> Holdings::reserve(TenantId tenant, const Key& key, uint64_t size) {
@@ -106,7 +117,7 @@ Result<Reservation> Holdings::reserve(TenantId tenant, const Key& key, uint64_t 
     return {Code::kLimitExceeded, "the connection holds as many reservations as it may"};
   }
   loop_.about_to_reserve();
-  auto reservation = store().reserve(tenant, key, size, loop_.now_ms());
+  auto reservation = store().reserve(tenant, key, size, loop_.now_ms(), writer_);
   if (!reservation) return reservation;
   ++reservations_;
   reserved_bytes_ += size;

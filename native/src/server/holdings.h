@@ -38,6 +38,11 @@ struct Hold {
 class Holdings {
  public:
   Holdings(Loop& loop, bool may_write_memory) : loop_(loop), may_write_memory_(may_write_memory) {}
+  ~Holdings();
+  Holdings(const Holdings&) = delete;
+  Holdings& operator=(const Holdings&) = delete;
+  // Blocks that the peer writes are this writer's.
+  void write_as(const BlockWriter& writer);
 
   // Pins.
   // LIMIT_EXCEEDED with as many as a connection may have, else what Store::acquire() says.
@@ -118,6 +123,7 @@ class Holdings {
 
   Loop& loop_;
   const bool may_write_memory_;
+  WriterNumber writer_ = 0;  // held
   GrantMap<PinGrant> pin_grants_;
   GrantMap<uint64_t> reservation_grants_;  // value: bytes
   uint32_t pins_ = 0;                      // grants, and blocks of a GET until they are sent

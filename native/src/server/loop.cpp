@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/short_slices.h"
 #include "server/connection.h"
 
 namespace mooncache::server {
@@ -74,7 +75,9 @@ void Loop::listen(std::vector<std::unique_ptr<Listener>> listeners, std::vector<
   resume_listening();
 }
 
+// Small requests of others wait behind a disk's thread that copies, and behind whatever else the host runs.
 void Loop::run() {
+  ask_for_short_slices();
   std::array<epoll_event, kEventsPerTurn> events;
   for (;;) {
     const int count = epoll_wait(epoll_.get(), events.data(), kEventsPerTurn, wait_ms());

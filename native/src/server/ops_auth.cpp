@@ -63,6 +63,7 @@ Next ops::hello(PeerSession& session, wire::Meta meta) {
   who.admin = (hello->flags & wire::HelloRequest::kFlagAdmin) != 0;
   who.expires_unix_s = hello->expires_unix_s;
   if (who.admin && who.expires_unix_s != 0) return session.malformed();
+  who.writer_said = std::move(hello->writer);
   who.state = Identity::State::kChallenged;
   Writer& writer = session.begin_response();
   response.encode(writer);
@@ -78,9 +79,11 @@ Next ops::auth(PeerSession& session, wire::Meta meta) {
   const auto request = wire::AuthRequest::decode(meta);
   if (!request) return session.malformed();
   const ServerConfig& config = session.config();
-  const wire::Bytes32 key = key_of(who, config.secret);
-  const auto expected = wire::auth_mac(true, key, who.server_nonce, who.client_nonce, who.tenant_name);
-  if (!wire::equal_constant_time(expected, request->mac)) {
+  Shared& shared = session.loop().shared();
+  auto proven = shared.secrets.proven(request->mac, unix_now_s(), [&who](const wire::Bytes32& secret) {
+    return wire::auth_mac(true, key_of(who, secret), who.server_nonce, who.client_nonce, who.tenant_name);
+  });
+  if (!proven) {
     session.metrics().auth_failures.add();
     return session.refuse(Code::kUnauthenticated,
                           "the proof does not match the token of tenant '" + who.tenant_name + "'",
@@ -97,12 +100,16 @@ Next ops::auth(PeerSession& session, wire::Meta meta) {
     constexpr uint64_t kLongestS = 7 * 24 * 3600;  // also when a peer proves a later end
     who.expires_ms = session.now_ms() + std::min(who.expires_unix_s - now_s, kLongestS) * 1000;
   }
-  Shared& shared = session.loop().shared();
   who.tenant = wire::tenant_id(who.tenant_name);
   if (!shared.tenants.learn(who.tenant, who.tenant_name)) {
     return session.refuse(Code::kLimitExceeded, "the node knows too many tenants already",
                           CloseReason::kAuth);
   }
+  // Behind the proof: strangers take no place in the table.
+  if (!config.ranges) session.held.write_as(who.writer_said);
+  who.writer_said = {};
+  const wire::Bytes32 key = key_of(who, proven->bytes());
+  who.proven_by = std::move(*proven);
   who.state = Identity::State::kProven;
   shared.strangers(session.is_unix).fetch_sub(1);
   session.metrics().unauthenticated_open.sub();

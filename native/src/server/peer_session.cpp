@@ -100,6 +100,11 @@ Next PeerSession::start(std::span<const std::byte, wire::kHeaderBytes> header, w
     return refuse(Code::kUnauthenticated, "the session token has expired: connect with a new one",
                   CloseReason::kAuth);
   }
+  if (who.proven_by.withdrawn()) {
+    metrics().auth_failures.add();
+    return refuse(Code::kUnauthenticated, "the cluster's token was withdrawn: connect with the new one",
+                  CloseReason::kAuth);
+  }
   if (config().ranges && !wanted.of_engine)
     return refuse(Code::kUnsupported, "this is a transfer engine; it has no blocks", CloseReason::kProtocol);
   return wanted.start(*this, meta);

@@ -15,6 +15,7 @@
 #include "server/operations.h"
 #include "server/output_queue.h"
 #include "server/progress.h"
+#include "server/secret_ring.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 
@@ -30,6 +31,8 @@ struct Identity {
   std::string tenant_name;
   TenantId tenant = 0;
   uint64_t expires_unix_s = 0;  // of the token; 0 = it does not end
+  ProvenSecret proven_by;       // the cluster's secret that its key comes from
+  BlockWriter writer_said;      // until the proof
   uint64_t expires_ms = 0;      // the same in the clock of the loop
 };
 

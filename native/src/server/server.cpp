@@ -384,6 +384,14 @@ std::vector<std::pair<std::string, uint64_t>> StoreServer::stats() const {
   return impl_->stats();
 }
 
+Status StoreServer::set_secrets(const std::vector<std::array<std::byte, 32>>& secrets) {
+  return impl_->shared.secrets.replace(secrets);
+}
+
+std::vector<SecretUse> StoreServer::secret_uses() const {
+  return impl_->shared.secrets.uses();
+}
+
 Status StoreServer::set_limits(const std::string& tenant, const TenantLimits& limits) {
   if (!wire::tenant_name_valid(tenant))
     return {Code::kInvalidArgument, "'" + tenant + "' is not a tenant name"};

@@ -12,6 +12,7 @@
 #include "mooncache/store.h"
 #include "rdma/fabric.h"
 #include "server/event_ring.h"
+#include "server/secret_ring.h"
 #include "server/wait_table.h"
 #include "store/arena_view.h"
 
@@ -49,6 +50,7 @@ struct RailCounters {
 struct Shared {
   explicit Shared(ServerConfig config_in)
       : config(std::move(config_in)),
+        secrets(config.secret),
         tenants(config.max_tenants),
         waits({config.max_waits_per_connection, config.max_waited_keys}),
         log(config.log_capacity) {}
@@ -62,6 +64,7 @@ struct Shared {
   std::string fabric_reason;
   DeviceArena device_arena;  // where the fabric's devices find the blocks, when they lie on a GPU
   std::deque<RailCounters> rail_counters;  // one for each rail of the fabric
+  SecretRing secrets;
   TenantTable tenants;
   WaitTable waits;
   EventRing log;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "mooncache/crc32c.h"
+#include "mooncache/store.h"
 
 namespace mooncache::store {
 
@@ -18,7 +19,7 @@ namespace mooncache::store {
 struct Catalogue::Record {
   uint64_t seal;
   KeptRecord content;
-  uint64_t use;  // tick << 1 | queue
+  uint64_t use;  // writer << 48 | tick << 1 | queue
 };
 
 namespace {
@@ -47,6 +48,13 @@ struct Header {
   uint64_t session;
 };
 static_assert(sizeof(Header) == 104 && offsetof(Header, crc) == 92);
+static_assert(sizeof(Header) + kMaxWriters * sizeof(uint64_t) <= kHeaderBytes);
+constexpr uint32_t kWriterShift = 48;
+constexpr uint64_t kMaxTick = (1ull << (kWriterShift - 1)) - 1;
+
+uint64_t use_of(uint64_t tick, uint8_t queue, uint16_t writer) {
+  return uint64_t{writer} << kWriterShift | (tick & kMaxTick) << 1 | (queue & 1u);
+}
 
 template <typename T>
 uint32_t crc_of(std::span<const T> values) {
@@ -178,20 +186,22 @@ const KeptRecord& Catalogue::content(uint32_t slot) const {
   return record_of(slot).content;
 }
 
-void Catalogue::reserve(uint32_t slot, const KeptRecord& record) {
+void Catalogue::reserve(uint32_t slot, const KeptRecord& record, uint16_t writer) {
   Record& kept = record_of(slot);
   word(kept.seal).store(0, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   kept.content = record;
-  word(kept.use).store(0, std::memory_order_relaxed);
+  word(kept.use).store(use_of(0, 0, writer), std::memory_order_relaxed);
   word(kept.seal).store(seal_of(slot, Kept::kReserved, record), std::memory_order_release);
 }
 
-void Catalogue::commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms) {
+void Catalogue::commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms,
+                       uint32_t written_s) {
   Record& kept = record_of(slot);
   kept.content.crc = crc;
   kept.content.generation = generation;
   kept.content.committed_ms = committed_ms;
+  kept.content.written_s = written_s;
   word(kept.seal).store(seal_of(slot, Kept::kCommitted, kept.content), std::memory_order_release);
 }
 
@@ -199,8 +209,18 @@ void Catalogue::clear(uint32_t slot) {
   word(record_of(slot).seal).store(0, std::memory_order_release);
 }
 
-void Catalogue::note_use(uint32_t slot, uint64_t tick, uint8_t queue) {
-  word(record_of(slot).use).store(tick << 1 | (queue & 1u), std::memory_order_relaxed);
+void Catalogue::note_use(uint32_t slot, uint64_t tick, uint8_t queue, uint16_t writer) {
+  word(record_of(slot).use).store(use_of(tick, queue, writer), std::memory_order_relaxed);
+}
+
+void Catalogue::set_writer(uint16_t number, uint64_t id) {
+  auto* const ids = reinterpret_cast<uint64_t*>(file_.data() + sizeof(Header));
+  word(ids[number - 1]).store(id, std::memory_order_release);
+}
+
+uint64_t Catalogue::writer(uint16_t number) const {
+  auto* const ids = reinterpret_cast<uint64_t*>(file_.data() + sizeof(Header));
+  return word(ids[number - 1]).load(std::memory_order_relaxed);
 }
 
 Catalogue::Found Catalogue::read(uint32_t slot) const {
@@ -210,11 +230,13 @@ Catalogue::Found Catalogue::read(uint32_t slot) const {
   if (seal == 0) return found;
   found.record = kept.content;
   found.kind = Kept::kDamaged;
-  for (const Kept kind : {Kept::kCommitted, Kept::kReserved})
-    if (seal == seal_of(slot, kind, found.record)) found.kind = kind;
+  const bool committed = static_cast<uint32_t>(seal) == static_cast<uint32_t>(Kept::kCommitted);
+  const Kept said = committed ? Kept::kCommitted : Kept::kReserved;
+  if (seal == seal_of(slot, said, found.record)) found.kind = said;
   const uint64_t use = word(kept.use).load(std::memory_order_relaxed);
-  found.tick = use >> 1;
+  found.tick = use >> 1 & kMaxTick;
   found.queue = use & 1u;
+  found.writer = static_cast<uint16_t>(use >> kWriterShift);
   return found;
 }
 

@@ -43,6 +43,7 @@ struct KeptRecord {
   uint32_t offset = 0;  // quanta
   uint32_t crc = 0;
   uint32_t arena = 0;
+  uint32_t written_s = 0;  // Origin::written_s; no seal covers it, and without a writer it says nothing
 };
 
 class Catalogue {
@@ -65,18 +66,24 @@ class Catalogue {
   void prefetch(uint32_t slot) const;
   // Unchecked: for what a wrong value cannot harm.
   const KeptRecord& content(uint32_t slot) const;
-  void reserve(uint32_t slot, const KeptRecord& record);
+  void reserve(uint32_t slot, const KeptRecord& record, uint16_t writer = 0);
   // The slot is reserved.
-  void commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms);
+  void commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms,
+              uint32_t written_s = 0);
   void clear(uint32_t slot);
-  // How warm a block is. A hint, which no seal covers.
-  void note_use(uint32_t slot, uint64_t tick, uint8_t queue);
+  // How warm a block is, and the number of its writer. A hint, which no seal covers; former versions take the
+  // writer for a part of the tick.
+  void note_use(uint32_t slot, uint64_t tick, uint8_t queue, uint16_t writer = 0);
+  // The id behind a writer's number, 0: none. Behind the header, where former versions have zeros.
+  void set_writer(uint16_t number, uint64_t id);
+  uint64_t writer(uint16_t number) const;
 
   struct Found {
     Kept kind = Kept::kEmpty;
     KeptRecord record;
     uint64_t tick = 0;
     uint8_t queue = 0;
+    uint16_t writer = 0;
   };
   Found read(uint32_t slot) const;
   // The first slot from `from` on that may have a record; none: `slots`. Touches no memory that was never

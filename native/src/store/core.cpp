@@ -233,6 +233,7 @@ BlockInfo Store::Core::info_of(const Shard& shard, uint32_t index, uint64_t now_
   info.tier = config.tier;
   info.pins = entry.pins - entry.demoting;
   info.hits = entry.hits;
+  info.origin = {writers.id_of(entry.writer), entry.written_s};
   info.age_ms = now_ms > entry.committed_ms ? now_ms - entry.committed_ms : 0;
   info.pinned_until_ms = entry.retained_until_ms > now_ms ? entry.retained_until_ms : 0;
   return info;
@@ -290,10 +291,10 @@ Result<PinId> Store::Core::pin_entry(Shard& shard, uint32_t index) {
   return static_cast<PinId>((uint64_t{pin.generation} << 32) | (number << shard_bits) | shard.number);
 }
 
-void Store::Core::link(Shard& shard, uint32_t index) {
+void Store::Core::link(Shard& shard, uint32_t index, uint64_t tick) {
   BlockEntry& entry = shard.entries[index];
   const auto queue = static_cast<size_t>(entry.queue);
-  entry.tick = ticks.fetch_add(1, std::memory_order_relaxed);
+  entry.tick = tick;
   entry.linked = 1;
   store::push_front<store::kQueuePrevious, store::kQueueNext>(shard.queues[queue], shard.entries, index);
   store::TenantQueues& own = shard.tenant_queues[entry.tenant];
@@ -369,6 +370,7 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
                     [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   announce_end(entry, reason);
   tenants.count_block(entry.tenant, false);
+  writers.went(entry.writer, entry.size);
   --shard.count.visible;
   ++shard.count.removed[static_cast<size_t>(reason)];
   if (entry.pins == 0) {
@@ -376,6 +378,7 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
     return;
   }
   entry.state = State::kZombie;
+  entry.removed = reason == RemoveReason::kRemoved ? 1 : 0;
   ++shard.count.zombies;
 }
 
@@ -389,6 +392,7 @@ void Store::Core::free_entry(Shard& shard, uint32_t index) {
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
   if (entry.purged != 0) overwrite(entry);
   tenants.give_back(entry.tenant, entry.size);
+  own(entry, 0);
   give_back({entry.arena, entry.next, entry.offset});
   entry.state = State::kFree;
   shard.entries.release(index);
@@ -401,15 +405,25 @@ void Store::Core::end_reservation(Shard& shard, uint32_t index) {
 }
 
 Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t now_ms,
-                            std::optional<uint64_t> came_up_since_ms) {
-  const bool from_disk = came_up_since_ms.has_value();
+                            const std::optional<CameUp>& came_up) {
+  const bool from_disk = came_up.has_value();
   BlockEntry& entry = shard.entries[index];
   const uint64_t hash = hash_of(entry.tenant, entry.key);
   if (catalogue.is_open()) catalogue.prefetch(slot_of(shard, index));
   end_reservation(shard, index);
   if (entry.purged != 0) {
     free_entry(shard, index);
-    return {Code::kReservationUnknown, "the tenant's blocks were purged"};
+    return {Code::kReservationUnknown, "the tenant's blocks were purged, or its writer's recalled"};
+  }
+  if (from_disk) {
+    const WriterNumber number = writers.open({came_up->origin.writer, {}, {}, 0});
+    own(entry, number);
+    writers.release(number);
+  }
+  entry.written_s = from_disk ? came_up->origin.written_s : now_written_s();
+  if (recalls.covers(from_disk ? came_up->origin.writer : writers.id_of(entry.writer), entry.written_s)) {
+    free_entry(shard, index);
+    return {Code::kReservationUnknown, "the blocks of its writer were recalled"};
   }
   if (find(shard, hash, entry.tenant, entry.key) != kNone) {
     ++shard.count.races_lost;
@@ -424,16 +438,17 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   }
   entry.state = State::kVisible;
   entry.crc = crc;
-  entry.committed_ms = came_up_since_ms.value_or(now_ms);
+  entry.committed_ms = from_disk ? came_up->since_ms : now_ms;
   const bool in_chain = advisor && advisor->stored(hash, now_ms);
   entry.queue = store::queue_on_commit(rules, evicted_recently, in_chain);
   const uint32_t slot = slot_of(shard, index);
   set_generation(slot, generation(slot) + 1);
-  if (catalogue.is_open()) catalogue.commit(slot, crc, generation(slot), entry.committed_ms);
+  if (catalogue.is_open()) catalogue.commit(slot, crc, generation(slot), entry.committed_ms, entry.written_s);
   shard.index.insert(hash, index,
                      [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
   append_event(entry, RecordKind::kAdd, RemoveReason::kNone);
   tenants.count_block(entry.tenant, true);
+  writers.appeared(entry.writer, entry.size, entry.written_s);
   if (from_disk) {
     tenants.count(entry.tenant, &TenantUsage::up_blocks, &TenantUsage::up_bytes, entry.size);
   } else {
@@ -446,7 +461,8 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   // Written by a client while the disk did not answer: what lies there may be another content.
   if (tier && !from_disk) (void)tier->remove(entry.tenant, entry.key, {});
   link(shard, index);
-  if (catalogue.is_open()) catalogue.note_use(slot, entry.tick, static_cast<uint8_t>(entry.queue));
+  if (catalogue.is_open())
+    catalogue.note_use(slot, entry.tick, static_cast<uint8_t>(entry.queue), entry.writer);
   if (commit_callback) commit_callback(entry.tenant, entry.key);
   return Status::ok();
 }

@@ -27,6 +27,7 @@
 #include "store/tenants.h"
 #include "store/unlimited.h"
 #include "store/victims.h"
+#include "store/writers.h"
 
 namespace mooncache {
 
@@ -119,15 +120,22 @@ struct Store::Core {
   void publish_cold(const Shard& shard, Queue queue);
   // A pin, which also takes the entry out of its queue. LIMIT_EXCEEDED.
   Result<PinId> pin_entry(Shard& shard, uint32_t entry);
-  void link(Shard& shard, uint32_t entry);  // hottest of its queue
+  void link(Shard& shard, uint32_t entry) {  // hottest of its queue
+    link(shard, entry, ticks.fetch_add(1, std::memory_order_relaxed));
+  }
+  void link(Shard& shard, uint32_t entry, uint64_t tick);
   void unlink(Shard& shard, uint32_t entry);
   void link_if_idle(Shard& shard, uint32_t entry);  // links the entry if nothing holds it
   void touch(Shard& shard, uint32_t entry, uint64_t now_ms, bool in_chain);
   void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
   void free_entry(Shard& shard, uint32_t entry);
   void end_reservation(Shard& shard, uint32_t entry);
+  struct CameUp {
+    uint64_t since_ms = 0;
+    Origin origin;
+  };
   Status publish(Shard& shard, uint32_t entry, uint32_t crc, uint64_t now_ms,
-                 std::optional<uint64_t> came_up_since_ms = {});
+                 const std::optional<CameUp>& came_up = {});
   void announce_end(const BlockEntry& entry, RemoveReason reason);
   void append_event(const BlockEntry& entry, RecordKind kind, RemoveReason reason);
   void end_retention(Shard& shard, uint32_t entry);
@@ -161,7 +169,10 @@ struct Store::Core {
                   std::vector<Victim>& out) const;
   static bool any_can_go(const std::vector<Victim>& victims);
   void coldest_of_queue(Queue queue, const Pressure& pressure, std::vector<Victim>& out) const;
+  bool evict_coldest_below(Queue queue, Pressure& pressure);
   void next_advised(std::optional<TenantId> tenant, const Pressure& pressure, std::vector<Victim>& out);
+  bool next_advised(std::optional<TenantId> tenant, const Pressure& pressure, uint32_t most,
+                    std::vector<Victim>& out);
   bool evict_first_to_go(std::vector<Victim>& coldest, Pressure& pressure, bool for_quota = false);
   bool evict_for_read(Pressure& pressure);
   // From the end of a list; `previous` is the link that leads on. The shard is locked.
@@ -174,9 +185,9 @@ struct Store::Core {
   OfTenant coldest_of_tenant(TenantId tenant, const Pressure& pressure);
   // `more_to_evict`: set when it needs more victims than one call may take.
   Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
-                              bool* more_to_evict, bool from_disk = false);
+                              bool* more_to_evict, bool from_disk = false, WriterNumber writer = 0);
   Result<Reservation> take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,
-                                Pressure& pressure);
+                                Pressure& pressure, WriterNumber writer);
   // Call without locks after space may have become free.
   void notify_space();
 
@@ -190,16 +201,24 @@ struct Store::Core {
     std::atomic<uint64_t> checked_blocks{0}, checked_bytes{0}, damaged_blocks{0}, left{0}, held_blocks{0};
   };
   struct Candidate;
+  struct Part;
   store::CatalogueShape shape() const;
   // Adopts what config.keep offers: `files` are the arenas then, else empty. ALREADY_EXISTS.
   Status adopt_files(std::vector<store::Memfd>& files);
   Status keep_files();  // sets apart what the next process adopts
   void adopt_blocks();
-  std::vector<Candidate> read_catalogue();
-  void refuse(const Candidate& candidate);
+  uint32_t adopting_threads() const;
+  std::optional<Candidate> read_record(uint32_t slot, const store::CatalogueShape& own) const;
+  void read_slots(uint64_t next, uint64_t end, Part& part);
+  std::vector<Candidate> read_catalogue(std::vector<Part>& parts);
   void adopt_extents(std::vector<Candidate>& candidates);
-  void prefetch_for(const std::vector<Candidate>& candidates, size_t at) const;
-  void adopt_entry(const Candidate& candidate);
+  void prefetch_for(const std::vector<Candidate>& candidates, const std::vector<uint32_t>& own,
+                    size_t at) const;
+  bool adopt_entry(const Candidate& candidate, uint64_t tick, Part& part);
+  void restore_shard(Shard& shard, const std::vector<bool>& used);
+  void adopt_part(const std::vector<Candidate>& candidates, uint32_t number, uint32_t parts,
+                  uint64_t first_tick, Part& part);
+  void add_up(const std::vector<Part>& parts);
   void note_uses();
 
   // --- the SSD tier below (tiering.cpp) ---
@@ -249,6 +268,14 @@ struct Store::Core {
   void expire_blocks(uint64_t now_ms, uint32_t max_slots);
   std::mutex tend_mutex;
   uint64_t expiry_cursor = 0;  // guarded by tend_mutex
+
+  // --- who wrote blocks, and their recall (recall.cpp) ---
+  void own(BlockEntry& entry, WriterNumber writer);  // the entry holds the number from now on
+  uint32_t now_written_s() const;
+  uint64_t recall_page(const RecallRequest& request, uint64_t cursor,
+                       std::vector<std::pair<TenantId, Key>>& out, Recalled& done);
+  store::Writers writers;
+  store::Recalls recalls;
 
   // --- checking (check.cpp); everything is locked ---
   struct Census;

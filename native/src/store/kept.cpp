@@ -8,8 +8,13 @@
 // of the kernel's that lasts as long as any descriptor or mapping that came from them. When that lock is gone
 // no client can write, and the extent is free. Devices cannot write by then:
 // who lends the descriptors waits until the former process is gone, and its registrations with it.
+// Clients wait meanwhile, so several threads adopt: each reads a part of the catalogue, and then has some of
+// the shards for itself.
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <system_error>
+#include <thread>
 
 #include "mooncache/crc32c.h"
 #include "store/core.h"
@@ -31,7 +36,51 @@ struct Store::Core::Candidate {
   bool refused = false;
   uint8_t queue = 0;
   uint64_t end() const { return uint64_t{offset} + quanta; }
+  static bool lies_before(const Candidate& a, const Candidate& b) {
+    return a.arena != b.arena ? a.arena < b.arena : a.offset < b.offset;
+  }
 };
+
+// What one thread found and adopted; summed up when all have ended.
+struct Store::Core::Part {
+  struct OfTenant {
+    uint64_t bytes = 0, blocks = 0;
+  };
+  std::vector<Candidate> candidates;
+  std::vector<ReservationId> held;
+  std::unordered_map<TenantId, OfTenant> tenants;
+  uint64_t blocks = 0, bytes = 0, refused = 0;
+};
+
+namespace {
+
+// `work(number, part)` for each part on a thread of its own. Throws what one of them threw.
+template <typename Part, typename Work>
+void on_threads(std::vector<Part>& parts, const Work& work) {
+  std::mutex mutex;
+  std::exception_ptr thrown;
+  const auto run = [&](uint32_t number) {
+    try {
+      work(number, parts[number]);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      thrown = std::current_exception();
+    }
+  };
+  std::vector<std::jthread> helpers;
+  for (uint32_t number = 1; number < parts.size(); ++number) {
+    try {
+      helpers.emplace_back(run, number);
+    } catch (const std::system_error&) {
+      run(number);  // no more threads are to be had
+    }
+  }
+  run(0);
+  helpers.clear();
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+}  // namespace
 
 store::CatalogueShape Store::Core::shape() const {
   return {config.keep.node_id,   config.quantum_bytes, config.shards, slots_per_shard() * config.shards,
@@ -75,50 +124,75 @@ Status Store::Core::keep_files() {
     if (!made) return made.status();
     catalogue = std::move(*made);
   }
+  writers.on_assigned = [this](WriterNumber number, uint64_t id) { catalogue.set_writer(number, id); };
   if (Status status = generations.keep(catalogue.session()); !status) return status;
   kept.found.fds.insert(kept.found.fds.begin(), {catalogue.file().kept_fd(), generations.kept_fd()});
   return Status::ok();
 }
 
-void Store::Core::refuse(const Candidate& candidate) {
-  catalogue.clear(candidate.slot);
-  ++kept.found.refused;
+// As many as can be of use, unless the configuration says.
+uint32_t Store::Core::adopting_threads() const {
+  constexpr uint64_t kMost = 4, kSlotsEach = 1 << 17;
+  if (config.keep.adopting_threads != 0) return std::min(config.keep.adopting_threads, config.shards);
+  const uint64_t useful = std::min(kMost, slot_count / kSlotsEach + 1);
+  return static_cast<uint32_t>(std::clamp<uint64_t>(std::thread::hardware_concurrency(), 1, useful));
 }
 
-// What holds by itself; whether records contradict each other comes later.
-std::vector<Store::Core::Candidate> Store::Core::read_catalogue() {
+// What holds by itself; whether records contradict each other comes later. Nothing: the slot has no record.
+std::optional<Store::Core::Candidate> Store::Core::read_record(uint32_t slot,
+                                                               const store::CatalogueShape& own) const {
+  const auto found = catalogue.read(slot);
+  if (found.kind == Kept::kEmpty) return std::nullopt;
+  const store::KeptRecord& record = found.record;
+  Candidate candidate;
+  candidate.slot = slot;
+  candidate.committed = found.kind == Kept::kCommitted;
+  const uint64_t current = generation(slot);
+  candidate.refused = found.kind == Kept::kDamaged ||
+                      *wrong_with(record, own, config.max_block_bytes) != '\0' ||
+                      (hash_of(record.tenant, record.key) & shard_mask) != (slot & shard_mask) ||
+                      (candidate.committed && (record.generation != current || current % 2 != 0));
+  if (candidate.refused) return candidate;
+  candidate.arena = record.arena;
+  candidate.offset = record.offset;
+  candidate.quanta = static_cast<uint32_t>(quanta_for(record.size));
+  candidate.tick = found.tick;
+  candidate.queue = found.queue;
+  return candidate;
+}
+
+// Slots [next, end), by place in the arenas.
+void Store::Core::read_slots(uint64_t next, uint64_t end, Part& part) {
   const store::CatalogueShape own = shape();
-  std::vector<Candidate> candidates;
-  uint64_t next = 0;
-  while (next < slot_count) {
+  while (next < end) {
     const auto range = catalogue.next_used(next);
-    for (uint64_t number = std::max(next, range.begin); number < range.end; ++number) {
-      const auto slot = static_cast<uint32_t>(number);
-      const auto found = catalogue.read(slot);
-      if (found.kind == Kept::kEmpty) continue;
-      Candidate candidate;
-      candidate.slot = slot;
-      const store::KeptRecord& record = found.record;
-      candidate.committed = found.kind == Kept::kCommitted;
-      const uint64_t current = generation(slot);
-      const bool holds = found.kind != Kept::kDamaged &&
-                         *wrong_with(record, own, config.max_block_bytes) == '\0' &&
-                         (hash_of(record.tenant, record.key) & shard_mask) == (slot & shard_mask) &&
-                         (!candidate.committed || (record.generation == current && current % 2 == 0));
-      if (!holds) {
-        refuse(candidate);
-        continue;
+    for (uint64_t slot = std::max(next, range.begin); slot < std::min(range.end, end); ++slot) {
+      const std::optional<Candidate> candidate = read_record(static_cast<uint32_t>(slot), own);
+      if (candidate && candidate->refused) {
+        catalogue.clear(candidate->slot);
+        ++part.refused;
+      } else if (candidate) {
+        part.candidates.push_back(*candidate);
       }
-      candidate.arena = record.arena;
-      candidate.offset = record.offset;
-      candidate.quanta = static_cast<uint32_t>(quanta_for(record.size));
-      candidate.tick = found.tick;
-      candidate.queue = found.queue;
-      candidates.push_back(candidate);
     }
     next = std::max(range.end, next + 1);
   }
-  return candidates;
+  std::sort(part.candidates.begin(), part.candidates.end(), Candidate::lies_before);
+}
+
+std::vector<Store::Core::Candidate> Store::Core::read_catalogue(std::vector<Part>& parts) {
+  on_threads(parts, [&](uint32_t number, Part& part) {
+    read_slots(slot_count * number / parts.size(), slot_count * (number + 1) / parts.size(), part);
+  });
+  std::vector<Candidate> all = std::move(parts.front().candidates);
+  for (size_t number = 1; number < parts.size(); ++number) {
+    const auto& more = parts[number].candidates;
+    const auto middle = static_cast<std::ptrdiff_t>(all.size());
+    all.insert(all.end(), more.begin(), more.end());
+    std::inplace_merge(all.begin(), all.begin() + middle, all.end(), Candidate::lies_before);
+    parts[number].candidates = {};
+  }
+  return all;
 }
 
 namespace {
@@ -143,14 +217,14 @@ void refuse_overlaps(Candidates& sorted) {
 
 }  // namespace
 
+// They come by place in the arenas.
 void Store::Core::adopt_extents(std::vector<Candidate>& candidates) {
-  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    return a.arena != b.arena ? a.arena < b.arena : a.offset < b.offset;
-  });
   refuse_overlaps(candidates);
   std::erase_if(candidates, [&](const Candidate& candidate) {
-    if (candidate.refused) refuse(candidate);
-    return candidate.refused;
+    if (!candidate.refused) return false;
+    catalogue.clear(candidate.slot);
+    ++kept.found.refused;
+    return true;
   });
   std::vector<store::ExtentAllocator::Taken> taken;
   for (size_t begin = 0, end = 0; begin < candidates.size(); begin = end) {
@@ -171,25 +245,26 @@ void Store::Core::adopt_extents(std::vector<Candidate>& candidates) {
 
 // Blocks come in the order of their last use, which is none of memory: without this the loop waits for memory
 // four times for each.
-void Store::Core::prefetch_for(const std::vector<Candidate>& candidates, size_t at) const {
+void Store::Core::prefetch_for(const std::vector<Candidate>& candidates, const std::vector<uint32_t>& own,
+                               size_t at) const {
   constexpr size_t kRecordAhead = 24, kIndexAhead = 12;
-  if (at + kRecordAhead < candidates.size()) {
-    const uint32_t slot = candidates[at + kRecordAhead].slot;
+  if (at + kRecordAhead < own.size()) {
+    const uint32_t slot = candidates[own[at + kRecordAhead]].slot;
     catalogue.prefetch(slot);
     const auto* const entry =
         reinterpret_cast<const std::byte*>(&shards[slot & shard_mask].entries[slot >> shard_bits]);
     __builtin_prefetch(entry, 1);
     __builtin_prefetch(entry + sizeof(BlockEntry) - 1, 1);
   }
-  if (at + kIndexAhead < candidates.size()) {
-    const uint32_t slot = candidates[at + kIndexAhead].slot;
+  if (at + kIndexAhead < own.size()) {
+    const uint32_t slot = candidates[own[at + kIndexAhead]].slot;
     const KeptRecord& record = catalogue.content(slot);
     shards[slot & shard_mask].index.prefetch(hash_of(record.tenant, record.key));
   }
 }
 
-// The shard is locked.
-void Store::Core::adopt_entry(const Candidate& candidate) {
+// False: not as a block. The shard is locked.
+bool Store::Core::adopt_entry(const Candidate& candidate, uint64_t tick, Part& part) {
   Shard& shard = shards[candidate.slot & shard_mask];
   const uint32_t index = candidate.slot >> shard_bits;
   const auto found = catalogue.read(candidate.slot);
@@ -201,77 +276,120 @@ void Store::Core::adopt_entry(const Candidate& candidate) {
   entry.offset = candidate.offset;
   entry.next = candidate.node;
   entry.arena = static_cast<uint16_t>(candidate.arena);
-  (void)tenants.charge(entry.tenant, entry.size);  // quotas come later
   const uint64_t hash = hash_of(entry.tenant, entry.key);
-  const uint64_t current = generation(candidate.slot);
   if (!candidate.committed) {
+    const uint64_t current = generation(candidate.slot);
+    part.tenants[entry.tenant].bytes += entry.size;
     entry.state = State::kReserved;
     if (current % 2 == 0) set_generation(candidate.slot, current + 1);
     reserved_bytes.fetch_add(extent_bytes(entry.size), std::memory_order_relaxed);
     ++shard.count.reservations;
     const uint64_t id = (extent_of(shard, index).generation << 32) | candidate.slot;
-    kept.held.push_back(static_cast<ReservationId>(id));
-    return;
+    part.held.push_back(static_cast<ReservationId>(id));
+    return false;
   }
   if (find(shard, hash, entry.tenant, entry.key) != kNone) {
-    ++kept.found.refused;
+    ++part.refused;
+    tenants.adopt(entry.tenant, entry.size, 0);  // it is given back at once
     free_entry(shard, index);
-    return;
+    return false;
   }
   entry.state = State::kVisible;
   entry.crc = found.record.crc;
   entry.committed_ms = found.record.committed_ms;
+  if (found.writer <= kMaxWriters && writers.id_of(found.writer) != 0) own(entry, found.writer);
+  entry.written_s = entry.writer != 0 ? found.record.written_s : 0;
+  writers.appeared(entry.writer, entry.size, entry.written_s);
   const bool in_chain = advisor && advisor->stored(hash, 0);
   unlimited.stored(hash);
   entry.queue =
       store::queue_on_commit(rules, static_cast<Queue>(candidate.queue) == Queue::kProtected, in_chain);
   shard.index.insert(hash, index,
                      [&](uint32_t at) { return hash_of(shard.entries[at].tenant, shard.entries[at].key); });
-  tenants.count_block(entry.tenant, true);
+  Part::OfTenant& tenant = part.tenants[entry.tenant];
+  tenant.bytes += entry.size;
+  ++tenant.blocks;
   ++shard.count.visible;
-  ++kept.found.blocks;
-  kept.found.bytes += entry.size;
-  kept.unchecked.emplace_back(candidate.slot, current);
-  link(shard, index);
-  catalogue.note_use(candidate.slot, entry.tick, static_cast<uint8_t>(entry.queue));
+  ++part.blocks;
+  part.bytes += entry.size;
+  link(shard, index, tick);
+  catalogue.note_use(candidate.slot, entry.tick, static_cast<uint8_t>(entry.queue), entry.writer);
+  return true;
+}
+
+// The slots of a shard, before its blocks are adopted: `used` says which of them have a candidate.
+void Store::Core::restore_shard(Shard& shard, const std::vector<bool>& used) {
+  const Lock lock(shard.mutex);
+  shard.index.reserve(static_cast<uint32_t>(used.size()));
+  shard.entries.restore(static_cast<uint32_t>(used.size()), [&](uint32_t index) {
+    if (!used[index]) {
+      const uint32_t slot = slot_of(shard, index);
+      if (generation(slot) % 2 == 0) set_generation(slot, generation(slot) + 1);
+    }
+    return used[index];
+  });
+}
+
+// The candidates in every `parts`th shard from `number` on, in their order.
+void Store::Core::adopt_part(const std::vector<Candidate>& candidates, uint32_t number, uint32_t parts,
+                             uint64_t first_tick, Part& part) {
+  std::vector<std::vector<bool>> used(config.shards);
+  std::vector<uint32_t> own;
+  for (size_t at = 0; at < candidates.size(); ++at) {
+    const uint32_t slot = candidates[at].slot;
+    if ((slot & shard_mask) % parts != number) continue;
+    own.push_back(static_cast<uint32_t>(at));
+    auto& row = used[slot & shard_mask];
+    const size_t index = slot >> shard_bits;
+    if (row.size() <= index) row.resize(index + 1);
+    row[index] = true;
+  }
+  for (uint32_t shard = number; shard < config.shards; shard += parts)
+    restore_shard(shards[shard], used[shard]);
+  for (size_t at = 0; at < own.size(); ++at) {
+    prefetch_for(candidates, own, at);
+    const Candidate& candidate = candidates[own[at]];
+    const Lock lock(shards[candidate.slot & shard_mask].mutex);
+    if (adopt_entry(candidate, first_tick + own[at], part))
+      kept.unchecked[candidates.size() - 1 - own[at]] = {candidate.slot, generation(candidate.slot)};
+  }
+}
+
+void Store::Core::add_up(const std::vector<Part>& parts) {
+  for (const Part& part : parts) {
+    for (const auto& [tenant, use] : part.tenants) tenants.adopt(tenant, use.bytes, use.blocks);
+    kept.held.insert(kept.held.end(), part.held.begin(), part.held.end());
+    kept.found.blocks += part.blocks;
+    kept.found.bytes += part.bytes;
+    kept.found.refused += part.refused;
+  }
+  kept.found.held_blocks = kept.held.size();
+  kept.held_blocks = kept.held.size();
 }
 
 void Store::Core::adopt_blocks() {
   const auto begin = std::chrono::steady_clock::now();
-  std::vector<Candidate> candidates = read_catalogue();
+  for (WriterNumber number = 1; number <= kMaxWriters; ++number)
+    writers.restore(number, catalogue.writer(number));
+  std::vector<Part> parts(adopting_threads());
+  std::vector<Candidate> candidates = read_catalogue(parts);
+  add_up(parts);
   adopt_extents(candidates);
-  std::vector<std::vector<bool>> used(config.shards);
-  for (const Candidate& candidate : candidates) {
-    auto& row = used[candidate.slot & shard_mask];
-    const size_t index = candidate.slot >> shard_bits;
-    if (row.size() <= index) row.resize(index + 1);
-    row[index] = true;
-  }
-  for (uint32_t number = 0; number < config.shards; ++number) {
-    Shard& shard = shards[number];
-    const Lock lock(shard.mutex);
-    const auto& row = used[number];
-    shard.index.reserve(static_cast<uint32_t>(row.size()));
-    shard.entries.restore(static_cast<uint32_t>(row.size()), [&](uint32_t index) {
-      if (!row[index]) {
-        const uint32_t slot = slot_of(shard, index);
-        if (generation(slot) % 2 == 0) set_generation(slot, generation(slot) + 1);
-      }
-      return row[index];
-    });
-  }
   // In the order of their last use: each is the hottest of its queue when it comes.
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.tick < b.tick; });
-  for (size_t at = 0; at < candidates.size(); ++at) {
-    prefetch_for(candidates, at);
-    const Lock lock(shards[candidates[at].slot & shard_mask].mutex);
-    adopt_entry(candidates[at]);
-  }
-  std::reverse(kept.unchecked.begin(), kept.unchecked.end());
-  kept.found.held_blocks = kept.held.size();
-  kept.held_blocks = kept.held.size();
+  constexpr std::pair<uint32_t, uint64_t> kNotAdopted{kNone, 0};
+  kept.unchecked.assign(candidates.size(), kNotAdopted);
+  const uint64_t first_tick = ticks.fetch_add(candidates.size());
+  // The learnt policy hears of blocks in their order.
+  std::vector<Part> by_shards(advisor ? 1 : parts.size());
+  on_threads(by_shards, [&](uint32_t number, Part& part) {
+    adopt_part(candidates, number, static_cast<uint32_t>(by_shards.size()), first_tick, part);
+  });
+  add_up(by_shards);
+  std::erase(kept.unchecked, kNotAdopted);
   kept.left = kept.unchecked.size();
+  kept.found.adopting_threads = static_cast<uint32_t>(parts.size());
   kept.found.adopt_us = static_cast<uint64_t>(
       std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin)
           .count());
@@ -288,7 +406,8 @@ void Store::Core::note_uses() {
     for (uint32_t index = kept.next_noted; index < end; ++index) {
       const BlockEntry& entry = shard.entries[index];
       if (entry.state == State::kVisible)
-        catalogue.note_use(slot_of(shard, index), entry.tick, static_cast<uint8_t>(entry.queue));
+        catalogue.note_use(slot_of(shard, index), entry.tick, static_cast<uint8_t>(entry.queue),
+                           entry.writer);
     }
     more = more || end < shard.entries.size();
   }

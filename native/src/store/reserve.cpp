@@ -223,7 +223,7 @@ bool Store::Core::evict_in_shard(Shard& shard, Pressure& pressure) {
 
 // All slots of the key's shard may be in use although bytes are free: then the shard's own coldest goes.
 Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint64_t size, const Space& space,
-                                           Pressure& pressure) {
+                                           Pressure& pressure, WriterNumber writer) {
   const uint64_t hash = hash_of(tenant, key);
   Shard& shard = shard_of(hash);
   const Lock lock(shard.mutex);
@@ -242,6 +242,7 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   entry.next = space.node;
   entry.arena = space.arena;
   entry.state = State::kReserved;
+  own(entry, writer);
   const uint32_t slot = slot_of(shard, index);
   {
     const std::lock_guard leaf(arenas[space.arena]->mutex);
@@ -249,7 +250,8 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
   }
   const uint64_t old = generation(slot);
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
-  if (catalogue.is_open()) catalogue.reserve(slot, {key, tenant, size, 0, 0, entry.offset, 0, entry.arena});
+  if (catalogue.is_open())
+    catalogue.reserve(slot, {key, tenant, size, 0, 0, entry.offset, 0, entry.arena, 0}, writer);
   reserved_bytes.fetch_add(extent_bytes(size), std::memory_order_relaxed);
   ++shard.count.reservations;
   const Extent extent = extent_of(shard, index);
@@ -258,7 +260,7 @@ Result<Reservation> Store::Core::take_slot(TenantId tenant, const Key& key, uint
 }
 
 Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
-                                         bool* more_to_evict, bool from_disk) {
+                                         bool* more_to_evict, bool from_disk, WriterNumber writer) {
   if (size == 0) return {Code::kInvalidArgument, "a block has at least one byte"};
   if (size > config.max_block_bytes || quanta_for(size) > arenas[0]->extents.capacity())
     return {Code::kTooLarge, {}};
@@ -293,7 +295,7 @@ Result<Reservation> Store::Core::reserve(TenantId tenant, const Key& key, uint64
     found = make_room(size, now_ms, pressure, &space);
   }
   Result<Reservation> result =
-      found ? take_slot(tenant, key, size, space, pressure) : Result<Reservation>{Code::kNoSpace, {}};
+      found ? take_slot(tenant, key, size, space, pressure, writer) : Result<Reservation>{Code::kNoSpace, {}};
   if (result && !from_disk) tenants.moves(tenant, size);
   if (result) return result;
   if (found) give_back(space);

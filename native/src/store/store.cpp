@@ -28,9 +28,10 @@ Result<std::unique_ptr<Store>> Store::open(StoreConfig config) {
   return store;
 }
 
-Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms) {
+Result<Reservation> Store::reserve(TenantId tenant, const Key& key, uint64_t size, uint64_t now_ms,
+                                   WriterNumber writer) {
   bool more_to_evict = false;
-  auto reservation = core_->reserve(tenant, key, size, now_ms, &more_to_evict);
+  auto reservation = core_->reserve(tenant, key, size, now_ms, &more_to_evict, false, writer);
   // A put that waits for space need not wait for a reader: the next try evicts the next victims.
   if (more_to_evict) core_->notify_space();
   return reservation;

@@ -30,6 +30,13 @@ class Tenants {
     }
     return bytes > quota ? Charge::kNeverFits : Charge::kOverQuota;
   }
+  // What is there already, whatever the quota says.
+  void adopt(TenantId tenant, uint64_t bytes, uint64_t blocks) {
+    const std::lock_guard lock(mutex_);
+    TenantUsage& seen = uses_[tenant].seen;
+    seen.bytes += bytes;
+    seen.blocks += blocks;
+  }
   void give_back(TenantId tenant, uint64_t bytes);
   void count_block(TenantId tenant, bool added) {
     const std::lock_guard lock(mutex_);

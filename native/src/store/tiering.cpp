@@ -23,6 +23,9 @@ namespace {
 constexpr uint64_t kAheadPart = 8;
 constexpr uint32_t kMinLooks = 4, kMaxLooks = 256;  // entries of a queue that are looked at under one lock
 constexpr uint32_t kMaxAdvised = 4096;              // blocks that the advisor names at a time
+// What comes up is written where a cold block lay, which is in no cache: fetching its lines first costs the
+// disk's thread half of the copy again, more than it costs another processor to read them from memory.
+constexpr uint64_t kUpTogetherBytes = 1 << 20;
 
 uint64_t steady_ms() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -59,7 +62,7 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
     const Slice to = store_.writable(id);
     uint32_t crc = 0;
     if (to.data != nullptr) {
-      crc = copy_crc32c(to.data + offset, from.data, from.size);
+      crc = copy_crc32c(to.data + offset, from.data, from.size, 0, kUpTogetherBytes);
     } else {
       if (Status written = store_.write(id, offset, from); !written) return written;
       crc = crc32c({from.data, from.size});
@@ -67,7 +70,8 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
     return store_.note_written(id, offset, from.size, crc);
   }
   // Under the lock under which it would be removed.
-  Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc, uint32_t end) override {
+  Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc, uint32_t end,
+              const Origin& origin) override {
     const Status status = core_.with_reserved(id, [&](Shard& shard, uint32_t index) {
       const auto written = shard.writes.find(index);
       Code code = written == shard.writes.end() ? Code::kIncomplete
@@ -79,7 +83,7 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
         const uint64_t now_ms = steady_ms();
         const uint64_t since_ms = store::disk::committed_ms_of(
             end, ttl_ms, store::disk::wall_ms(core_.config.disk.wall_clock), now_ms);
-        const Status published = core_.publish(shard, index, crc, now_ms, since_ms);
+        const Status published = core_.publish(shard, index, crc, now_ms, CameUp{since_ms, origin});
         // What lies in the shared directory may still go to a disk of this node.
         if (published && tier_ == Tier::kShared && !core_.config.disk.paths.empty())
           shard.entries[index].on_disk = OnDisk::kUnknown;
@@ -294,8 +298,16 @@ bool Store::Core::take_cold_block(Shard& shard, uint32_t index, double chance, C
   entry.demoting = 1;
   ++entry.pins;
   const bool good = entry.queue == Queue::kProtected && rules.policy == store::Policy::kTwoQueues;
-  out.push_back({slot_of(shard, index), entry.tenant, entry.key, static_cast<uint32_t>(entry.size), entry.crc,
-                 entry.hits, good, chance, *end});
+  out.push_back({slot_of(shard, index),
+                 entry.tenant,
+                 entry.key,
+                 static_cast<uint32_t>(entry.size),
+                 entry.crc,
+                 entry.hits,
+                 good,
+                 chance,
+                 *end,
+                 {writers.id_of(entry.writer), entry.written_s}});
   return true;
 }
 
@@ -306,6 +318,9 @@ void Store::Core::end_demotion(uint32_t slot, Demotion end) {
     const uint32_t index = slot >> shard_bits;
     BlockEntry& entry = shard.entries[index];
     entry.demoting = 0;
+    // It was removed while the disk copied it, and the disk did not know of it yet.
+    if (entry.removed != 0 && end == Demotion::kWritten && tier)
+      (void)tier->remove(entry.tenant, entry.key, {});
     entry.on_disk = end == Demotion::kWritten   ? OnDisk::kWritten
                     : end == Demotion::kRefused ? OnDisk::kRefused
                                                 : OnDisk::kUnknown;

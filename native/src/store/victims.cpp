@@ -81,12 +81,35 @@ void Store::Core::coldest_of_queue(Queue queue, const Pressure& pressure, std::v
   sort_coldest_first(out);
 }
 
+// The coldest block of the queue, when it lies below already. That is what most reads from a disk find, so it
+// costs no list of candidates and one look into the disk's index. False: the candidates have to be compared.
+bool Store::Core::evict_coldest_below(Queue queue, Pressure& pressure) {
+  const auto [tick, number] = coldest(static_cast<size_t>(queue));
+  if (number == kNone) return false;
+  Shard& shard = shards[number];
+  const Lock lock(shard.mutex);
+  const uint32_t tail = shard.queues[static_cast<size_t>(queue)].tail;
+  if (tail == kNone || shard.entries[tail].tick != tick || loss_of(shard.entries[tail]) != Loss::kNothing)
+    return false;
+  evict_entry(shard, tail, pressure);
+  return true;
+}
+
 // In the policy's order; of the chain of the block that room is made for only when there is no other. What is
-// read now is set aside until it can go.
+// read now is set aside until it can go. The first one is enough most of the time, and a list of them is long
+// to make.
 void Store::Core::next_advised(std::optional<TenantId> tenant, const Pressure& pressure,
                                std::vector<Victim>& out) {
+  for (const uint32_t most : {1u, pressure.comes_up ? store::kMostLooks : kAdvisedForPut}) {
+    out.clear();
+    if (next_advised(tenant, pressure, most, out)) return;
+  }
+}
+
+// False: among more than `most` there may be a better one.
+bool Store::Core::next_advised(std::optional<TenantId> tenant, const Pressure& pressure, uint32_t most,
+                               std::vector<Victim>& out) {
   std::vector<store::Reuse::NextVictim> next;
-  const uint32_t most = pressure.comes_up ? store::kMostLooks : kAdvisedForPut;
   advisor->next_victims(most, pressure.now_ms, next, {pressure.incoming, tenant});
   if (next.empty()) advisor->next_victims(most, pressure.now_ms, next, {{}, tenant});
   for (const auto& [id, chance] : next) {
@@ -104,8 +127,9 @@ void Store::Core::next_advised(std::optional<TenantId> tenant, const Pressure& p
       continue;
     }
     add_victim(shard, index, pressure, out);
-    if (out.size() == 1 && (!pressure.comes_up || out[0].loss == Loss::kNothing)) return;
+    if (out.size() == 1 && (!pressure.comes_up || out[0].loss == Loss::kNothing)) return true;
   }
+  return next.empty();
 }
 
 // What was chosen is looked at once more under its lock: it may have been read, or be on its way down, since.
@@ -159,6 +183,7 @@ bool Store::Core::evict_for_read(Pressure& pressure) {
     auto queue = store::victim_queue(rules, queue_bytes[0].load(std::memory_order_relaxed),
                                      queue_bytes[1].load(std::memory_order_relaxed));
     for (int turn = 0; turn < 2; ++turn) {
+      if (evict_coldest_below(queue, pressure)) return true;
       next.clear();
       coldest_of_queue(queue, pressure, next);
       if (evict_first_to_go(next, pressure)) return true;

@@ -86,6 +86,10 @@ class Session::Handshake final : public Program {
       hello.tenant = credentials.tenant;
       hello.client_name = credentials.client_name;
       hello.software_version = kSoftwareVersion;
+      if (credentials.writer.id != 0) hello.flags |= wire::HelloRequest::kFlagWriter;
+      hello.writer = credentials.writer;
+      for (std::string* text : {&hello.writer.instance, &hello.writer.build})
+        text->resize(std::min(text->size(), kMaxWriterTextBytes));
       request.opcode = wire::Opcode::kHello;
       hello.encode(request.meta);
       step_ = Step::kHelloSent;

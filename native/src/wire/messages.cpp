@@ -55,33 +55,6 @@ std::optional<uint64_t> sum_bytes(std::span<const Item> items, Size size) {
 
 }  // namespace
 
-void HelloRequest::encode(Writer& out) const {
-  out.u16(minor);
-  out.u16(flags);
-  out.u32(pid);
-  put_array(out, client_nonce);
-  out.str16(tenant);
-  out.str16(client_name);
-  out.str16(software_version);
-  if ((flags & kFlagExpires) != 0) out.u64(expires_unix_s);
-}
-
-std::optional<HelloRequest> HelloRequest::decode(Meta meta) {
-  Reader in(meta);
-  HelloRequest hello;
-  hello.minor = in.u16();
-  hello.flags = in.u16();
-  hello.pid = in.u32();
-  take_array(in, hello.client_nonce);
-  hello.tenant = in.str16();
-  hello.client_name = in.str16();
-  hello.software_version = in.str16();
-  if ((hello.flags & kFlagExpires) != 0) hello.expires_unix_s = in.u64();
-  // Trailing bytes are allowed here alone: a newer peer may say more about itself (N/N+1).
-  if (!in.ok()) return std::nullopt;
-  return hello;
-}
-
 void HelloResponse::encode(Writer& out) const {
   put_array(out, server_nonce);
 }

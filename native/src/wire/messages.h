@@ -38,6 +38,7 @@ struct WireExtent {
 struct HelloRequest {
   static constexpr uint16_t kFlagAdmin = 1;
   static constexpr uint16_t kFlagExpires = 2;  // `expires_unix_s` follows; not together with kFlagAdmin
+  static constexpr uint16_t kFlagWriter = 4;   // then `writer`; without it the writer is unknown
   uint16_t minor = kMinorVersion;
   uint16_t flags = 0;
   uint32_t pid = 0;
@@ -46,6 +47,9 @@ struct HelloRequest {
   std::string client_name;
   std::string software_version;
   uint64_t expires_unix_s = 0;  // of a session token: it is part of what its key was made from
+  // Whose blocks this connection writes. Its texts have kMaxWriterTextBytes at most; what is no printable
+  // ASCII is read as '?'.
+  BlockWriter writer;
   void encode(Writer& out) const;
   static std::optional<HelloRequest> decode(Meta meta);
 };

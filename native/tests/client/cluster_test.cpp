@@ -70,6 +70,34 @@ TEST(BreakerTest, OpensProbesAndCloses) {
   EXPECT_TRUE(breaker.allow(311));
 }
 
+TEST(BreakerTest, OneThatRefusesAtOnceIsFoundAnEighthLater) {
+  for (const uint64_t away_ms : {100u, 900u, 1400u, 30'000u}) {
+    Breaker breaker(3, 200, 10'000);
+    for (int i = 0; i < 3; ++i) (void)breaker.failure(0, true);
+    uint64_t now_ms = 0, probes = 0;
+    for (; now_ms < away_ms || !breaker.allow(now_ms); ++now_ms) {
+      if (now_ms >= away_ms || !breaker.allow(now_ms)) continue;
+      EXPECT_TRUE(breaker.failure(now_ms, true));
+      ++probes;
+    }
+    EXPECT_LE(now_ms, away_ms + away_ms / 8 + 27) << away_ms;
+    EXPECT_LE(probes, 60u) << away_ms;
+  }
+}
+
+TEST(BreakerTest, OneThatStallsIsLeftAloneForTheWholePause) {
+  Breaker breaker(1, 200, 1000);
+  EXPECT_TRUE(breaker.failure(0, true));
+  EXPECT_TRUE(breaker.allow(26));
+  EXPECT_FALSE(breaker.allow(29)) << "others wait for the probe's verdict";
+  EXPECT_TRUE(breaker.failure(30));
+  EXPECT_FALSE(breaker.allow(229));
+  EXPECT_TRUE(breaker.allow(230));
+  EXPECT_TRUE(breaker.failure(900'000, true));
+  EXPECT_FALSE(breaker.allow(900'999)) << "no pause is longer than the longest one";
+  EXPECT_TRUE(breaker.allow(901'000));
+}
+
 TEST(BreakerTest, AShareOfTheTrafficComesBackFirstThenAllOfIt) {
   Breaker breaker(2, 100, 1000, 1000);
   EXPECT_EQ(breaker.percent(0), 100u);

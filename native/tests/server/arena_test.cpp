@@ -12,14 +12,23 @@ namespace {
 
 class ArenaTest : public ServerTest {
  protected:
+  // Waits for it: a counter that says the same may be there first.
   bool logged(std::string_view event, std::string_view words) {
+    const Deadline deadline = Deadline::after(kPatience);
+    while (!was_logged(event, words)) {
+      if (deadline.expired()) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    return true;
+  }
+
+ private:
+  bool was_logged(std::string_view event, std::string_view words) {
     for (auto& entry : server->drain_log(1000)) log_.push_back(std::move(entry));
     return std::any_of(log_.begin(), log_.end(), [&](const ServerLogEvent& entry) {
       return entry.event == event && entry.message.find(words) != std::string::npos;
     });
   }
-
- private:
   std::vector<ServerLogEvent> log_;
 };
 

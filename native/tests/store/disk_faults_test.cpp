@@ -161,6 +161,7 @@ TEST_F(DiskFaultsTest, AFullFileSystemIsNoFailureOfTheDisk) {
   faults_->write_error = 0;
   for (uint64_t i = 30; i < 40; ++i) memory_->offer(i, 10'000);
   EXPECT_TRUE(memory_->wait_written(15));
+  EXPECT_TRUE(wait_until([&] { return device_->find(kTenant, key_of(35)).has_value(); }));
   EXPECT_TRUE(read(35, 10'000));
 }
 

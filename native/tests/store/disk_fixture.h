@@ -191,7 +191,8 @@ class FakeMemory final : public store::disk::Memory {
     reserved.written += from.size;
     return Status::ok();
   }
-  Code commit(ReservationId id, TenantId, const Key& key, uint32_t crc, uint32_t end) override {
+  Code commit(ReservationId id, TenantId, const Key& key, uint32_t crc, uint32_t end,
+              const Origin&) override {
     const std::lock_guard lock(mutex_);
     auto reserved = std::move(reserved_.extract(static_cast<uint64_t>(id)).mapped());
     if (reserved.written != reserved.bytes.size()) return Code::kIncomplete;

@@ -49,6 +49,7 @@ StoreConfig kept_config(uint64_t capacity_bytes, const std::vector<int>& fds = {
   StoreConfig config = small_config(capacity_bytes);
   config.keep.enabled = true;
   config.keep.fds = fds;
+  config.keep.adopting_threads = 3;
   return config;
 }
 
@@ -120,6 +121,46 @@ TEST_F(KeptStore, TheColdestStillGoesFirst) {
   for (uint64_t number = 0; number < 8; ++number) EXPECT_TRUE(present(*store_, number)) << number;
   EXPECT_FALSE(present(*store_, 20));
   EXPECT_SOUND(*store_);
+}
+
+// Blocks, what tenants have, what is held and who goes first do not depend on the number of threads.
+TEST_F(KeptStore, ManyThreadsAdoptWhatOneDoes) {
+  for (const uint32_t threads : {1u, 2u, 3u, 5u, 8u, 64u}) {
+    SCOPED_TRACE(threads);
+    StoreConfig config = kept_config(640 * 1024);
+    start(config);
+    for (uint64_t number = 0; number < 600; ++number)
+      ASSERT_EQ(put(*store_, number, 1000, 1, number % 3), Code::kOk);
+    for (uint64_t number = 0; number < 600; number += 5)
+      ASSERT_TRUE(reads_right(*store_, number, number % 3));
+    ASSERT_TRUE(store_->reserve(1, key_of(1000), 1000, 6).is_ok());
+    (void)store_->tend_kept(0);
+    config.keep.fds = holder_.fds();
+    config.keep.adopting_threads = threads;
+    store_.reset();
+    store_ = open_store(config);
+    const KeptMemory kept = store_->kept();
+    EXPECT_EQ(kept.adopting_threads, std::min(threads, config.shards));
+    EXPECT_EQ(kept.blocks, 600u);
+    EXPECT_EQ(kept.bytes, 600'000u);
+    EXPECT_EQ(kept.refused, 0u);
+    EXPECT_EQ(kept.held_blocks, 1u);
+    EXPECT_SOUND(*store_);
+    for (const TenantUsage& usage : store_->tenants()) {
+      EXPECT_EQ(usage.blocks, 200u);
+      EXPECT_EQ(usage.bytes, usage.tenant == 1 ? 201'000u : 200'000u);
+    }
+    for (uint64_t number = 2000; number < 2100; ++number) ASSERT_EQ(put(*store_, number, 1000, 9), Code::kOk);
+    bool stayed = false;  // one that was as cold and came later
+    for (uint64_t number = 0; number < 600; ++number) {
+      const bool there = store_->stat(number % 3, key_of(number), 9).is_ok();
+      EXPECT_TRUE(there || (number % 5 != 0 && !stayed)) << number;
+      stayed = stayed || (there && number % 5 != 0);
+    }
+    EXPECT_FALSE(store_->stat(1, key_of(1), 9).is_ok());
+    EXPECT_EQ(store_->tend_kept(~uint64_t{0} >> 1).damaged_blocks, 0u);
+    EXPECT_SOUND(*store_);
+  }
 }
 
 TEST_F(KeptStore, ADamagedBlockIsAMiss) {

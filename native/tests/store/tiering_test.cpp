@@ -261,6 +261,25 @@ TEST_F(TieringTest, AReadFromTheDiskCostsNoBlockThatLiesNowhereElse) {
   }
 }
 
+// Where the coldest block lies below already, no other one goes: the short way of a read chooses like the
+// long one, whichever shard the block is in.
+TEST_F(TieringTest, AReadFromTheDiskEvictsTheColdestBlockThatLiesBelow) {
+  open();
+  put_many(200);
+  for (const char* eviction : {"lru", "2q", "mooncache"}) {
+    SCOPED_TRACE(eviction);
+    open(4 * kMiB, eviction);
+    const auto below = all_present(Tier::kSsd);
+    ASSERT_GT(below.size(), 150u);
+    const auto last = below.begin() + 120;
+    for (auto at = below.begin(); at != last; ++at) ASSERT_TRUE(get(*at)) << *at;
+    const auto kept = all_present(Tier::kDram);
+    ASSERT_GT(kept.size(), 40u);
+    EXPECT_EQ(kept, std::vector<uint64_t>(last - static_cast<ptrdiff_t>(kept.size()), last));
+    EXPECT_SOUND(*store_);
+  }
+}
+
 TEST_F(TieringTest, WithoutADiskNothingChanges) {
   StoreConfig config = small_config(4 * kMiB);
   store_ = open_store(config);

@@ -83,6 +83,37 @@ TEST(Messages, RequestsRoundTrip) {
   EXPECT_EQ(reserved->items[1].key, key_of(2));
 }
 
+TEST(Messages, AHelloMaySayWhoWrites) {
+  HelloRequest hello;
+  hello.tenant = "team-a";
+  hello.flags = HelloRequest::kFlagExpires | HelloRequest::kFlagWriter;
+  hello.expires_unix_s = 5;
+  hello.writer = {77, "vllm-7", std::string(kMaxWriterTextBytes, 'v'), 9};
+  Writer out;
+  hello.encode(out);
+  const auto got = HelloRequest::decode(out.view());
+  ASSERT_TRUE(got);
+  EXPECT_EQ(got->writer.id, 77u);
+  EXPECT_EQ(got->writer.instance, "vllm-7");
+  EXPECT_EQ(got->writer.build, hello.writer.build);
+  EXPECT_EQ(got->writer.started_unix_s, 9u);
+  for (size_t cut = out.view().size() - 90; cut < out.view().size(); ++cut)
+    EXPECT_FALSE(HelloRequest::decode(out.view().first(cut))) << cut;
+
+  hello.writer.instance = "a\n\x1b[31m\xff";
+  Writer odd;
+  hello.encode(odd);
+  EXPECT_EQ(HelloRequest::decode(odd.view())->writer.instance, "a??[31m?");
+  hello.writer.build += 'v';
+  Writer longer;
+  hello.encode(longer);
+  EXPECT_FALSE(HelloRequest::decode(longer.view())) << "too long";
+  hello.flags = 0;
+  Writer former;
+  hello.encode(former);
+  EXPECT_EQ(HelloRequest::decode(former.view())->writer.id, 0u) << "a client that does not say: unknown";
+}
+
 TEST(Messages, ItemsHaveTheirStatedWireSize) {
   const auto size_of = [](const auto& item) {
     Writer out;

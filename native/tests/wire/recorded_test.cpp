@@ -201,9 +201,9 @@ using Samples = std::map<std::string, Sample>;
 // Of a connection's beginning, and of blocks that come and go.
 Samples transfers() {
   const WireExtent extent{7, 2, 3, 4, 5ull << 32, 4096};
-  HelloRequest hello{0,         HelloRequest::kFlagExpires, 17, bytes_of<16>(3), "team-a", "bench", "0.1.0",
-                     1800000000};
-  HelloRequest admin{0, HelloRequest::kFlagAdmin, 17, bytes_of<16>(3), "default", "bench", "0.1.0", 0};
+  HelloRequest hello{
+      0, HelloRequest::kFlagExpires, 17, bytes_of<16>(3), "team-a", "bench", "0.1.0", 1800000000, {}};
+  HelloRequest admin{0, HelloRequest::kFlagAdmin, 17, bytes_of<16>(3), "default", "bench", "0.1.0", 0, {}};
   AuthResponse auth{bytes_of<32>(9), 0, 31, 77, "node-1", "host-1", 4000, 1u << 19, 1ull << 29};
   const GetResult got{Code::kNotFound, Tier::kDram, 9, 4096, 100};
   const Exposure exposure{Code::kOk, 1ull << 40, {1, 2, 3, 4, 5, 6, 7, 8}};

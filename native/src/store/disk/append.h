@@ -23,6 +23,7 @@ RecordHeader header_of(uint64_t sequence, const Block& block) {
   header.size = block.size;
   header.crc32c = block.crc32c;
   header.set_end(block.end);
+  header.origin = block.origin;
   return header;
 }
 
@@ -82,8 +83,8 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
     ++segments_[record.from.segment].reads;
   } else if (!header.removal()) {
     const std::lock_guard lock(mutex_);
-    if (index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted(),
-                   header.end()) == kNone)
+    if (index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted(), header.end(),
+                   header.origin) == kNone)
       return false;
   }
   pending_.push_back(std::move(record));

@@ -204,7 +204,9 @@ class EndlessMemory final : public store::disk::Memory {
   }
   Result<Reservation> reserve(TenantId, const Key&, uint64_t) override { return {Code::kNoSpace, {}}; }
   Status write(ReservationId, uint64_t, ConstSlice) override { return Status::ok(); }
-  Code commit(ReservationId, TenantId, const Key&, uint32_t, uint32_t) override { return Code::kNotFound; }
+  Code commit(ReservationId, TenantId, const Key&, uint32_t, uint32_t, const Origin&) override {
+    return Code::kNotFound;
+  }
   void abort(ReservationId) override {}
   void written(TenantId, const Key&, uint64_t) override { written_.fetch_add(1); }
   void lost(TenantId, const Key&, uint64_t, RemoveReason) override {}

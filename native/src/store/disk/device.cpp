@@ -18,6 +18,8 @@ constexpr uint32_t kMaxErrorsInRow = 3;
 constexpr uint64_t kQuietMs = 500;  // without a stall, before a device that stalled serves again
 constexpr uint64_t kDrainMs = 200;  // for what is under way at the end
 constexpr uint32_t kSlotsPerLock = 16'384;
+// Copied and checked before the next operations begin: takes longer than the call that begins them.
+constexpr uint64_t kBeginAfterBytes = 64 << 10;
 
 uint64_t steady_ms() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(
@@ -89,6 +91,7 @@ bool Device::fetch(TenantId tenant, const Key& key, Done done) {
   fetch->at = DiskIndex::location_of(entry);
   fetch->encrypted = entry.encrypted != 0;
   fetch->end = entry.end;
+  fetch->origin.writer = index_.writer_of(entry);
   fetch->waiting.push_back(std::move(done));
   ++segments_[fetch->at.segment].reads;
   fetches_.emplace(number, fetch);
@@ -217,7 +220,10 @@ void Device::turn(int timeout_ms) {
   ends_.clear();
   queue_->wait(ends_, timeout_ms);
   now_ms_ = steady_ms();
-  for (const IoEnd& end : ends_) ended(end);
+  for (const IoEnd& end : ends_) {
+    ended(end);
+    begin_next(static_cast<uint64_t>(std::max<int64_t>(end.result, 0)));
+  }
   watch_for_stalls();
   take_asked();
   if (off_) return fail_all();
@@ -231,10 +237,23 @@ void Device::turn(int timeout_ms) {
   reclaim();
   pump_writes();
   write_footers();
+  open_ahead();
+}
+
+// Between two copies of a turn: reads that were asked for meanwhile and writes that are ready begin now, so
+// that the device does not run out of work while this thread copies and checks.
+void Device::begin_next(uint64_t copied_bytes) {
+  copied_bytes_ += copied_bytes;
+  if (off_ || copied_bytes_ < kBeginAfterBytes) return;
+  copied_bytes_ = 0;
+  take_asked();
+  pump_reads();
+  pump_writes();
+  queue_->begin();
 }
 
 int Device::timeout_ms() const {
-  return chunks_.empty() ? kIdleWaitMs : kBusyWaitMs;
+  return chunks_.empty() ? std::min(kIdleWaitMs, static_cast<int>(look_pause_ms_)) : kBusyWaitMs;
 }
 
 uint32_t Device::submit(Op op, Io io) {

@@ -145,7 +145,13 @@ class Device {
   // end.
   using Visit = std::function<void(TenantId, const Key&, uint64_t, uint32_t)>;
   uint64_t walk(uint64_t cursor, uint32_t limit, const Visit& visit) const;
-  // What each tenant has here.
+  // The same for blocks of one writer: visit(tenant, key, size), also of those that are being written.
+  using VisitWritten = std::function<void(TenantId, const Key&, uint64_t)>;
+  uint64_t walk_writer(uint64_t cursor, uint32_t limit, const RecallRequest& request,
+                       const VisitWritten& visit) const;
+  // Where a block here comes from. The time is read from its record.
+  std::optional<Origin> origin(TenantId tenant, const Key& key) const;
+  // What each tenant has here, by writers.
   std::vector<DiskUse> uses() const;
   uint64_t bytes_of(TenantId tenant) const;
   // Removes a block and overwrites its record (device_purge.cpp), which lasts from the next sync_purged() on.
@@ -159,6 +165,8 @@ class Device {
   bool answering() const { return answering_.load(std::memory_order_relaxed); }
 
  private:
+  // Of a read: a block of 1 MiB comes up with its header and the ends of its pages in four.
+  static constexpr uint64_t kPieceBytes = (256 << 10) + kPageBytes;
   struct Segment {
     // kWiping: its header is being overwritten, kWiped: no start will find it.
     enum class State : uint8_t { kFree, kOpening, kOpen, kClosed, kWiping, kWiped, kGivenUp };
@@ -173,6 +181,7 @@ class Device {
     Key key;
     uint32_t size = 0;
     uint32_t end = 0;  // of its life
+    Origin origin{};   // as its record says it
     Location at;
     uint64_t sequence = 0;
     bool keep = false;
@@ -254,12 +263,13 @@ class Device {
   Status check_unused();
   Status create_superblock(const Superblock& wanted);
   Status recover();
-  void recover_segment(uint32_t number);
+  bool recover_segment(uint32_t number);
   void adopt(const RecordHeader& header, Location at);
   int64_t plain(const Io& io);
   // device.cpp
   void run();
   void turn(int timeout_ms);
+  void begin_next(uint64_t copied_bytes);
   int timeout_ms() const;
   // The op's number; kNone: the queue takes no more now.
   uint32_t submit(Op op, Io io);
@@ -306,6 +316,8 @@ class Device {
     const uint32_t number = index_.find(tenant, key);
     return number != kNone && is_readable(index_[number]) ? number : kNone;
   }
+  // device_origin.cpp
+  std::optional<Origin> recorded(Location at, uint64_t sequence) const;
   // device_down.cpp
   void write_handed();
   Demotion write(Handed& handed, DeviceStats& seen);
@@ -330,6 +342,8 @@ class Device {
   void written(const Op& op, bool whole);
   void synced(bool whole);
   bool open_segment();
+  void open_ahead();
+  bool write_header(uint32_t number);
   void close_segment();
   void encode_footer(FooterBuild& footer);
   void write_footers();
@@ -422,6 +436,9 @@ class Device {
   uint64_t open_fill_ = 0;  // in it
   uint32_t reads_under_way_ = 0, writes_under_way_ = 0;
   uint64_t kept_bytes_ = 0;
+  uint64_t copied_bytes_ = 0;  // since operations were begun
+  static constexpr uint64_t kNextLookMs = 5;
+  uint64_t look_pause_ms_ = kNextLookMs;  // between two looks for cold blocks
   uint64_t now_ms_ = 0, next_demotion_ms_ = 0, next_wipe_ms_ = 0;
   uint64_t next_removal_ms_ = 0, stalled_ms_ = 0;
   uint32_t errors_in_row_ = 0;

@@ -35,6 +35,7 @@ std::optional<uint64_t> Device::prefetch(TenantId tenant, const Key& key, uint64
   fetch->at = DiskIndex::location_of(entry);
   fetch->encrypted = entry.encrypted != 0;
   fetch->end = entry.end;
+  fetch->origin.writer = index_.writer_of(entry);
   fetch->ahead = true;
   fetch->until_ms = until_ms;
   ++segments_[fetch->at.segment].reads;

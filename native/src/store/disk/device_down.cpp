@@ -24,6 +24,7 @@ void Device::want_down(const DiskEntry& entry) {
   fetch->hits = static_cast<uint8_t>(entry.hits);
   fetch->encrypted = entry.encrypted != 0;
   fetch->end = entry.end;
+  fetch->origin.writer = index_.writer_of(entry);
   ++segments_[fetch->at.segment].reads;
   wanted_.push_back(std::move(fetch));
 }
@@ -44,6 +45,7 @@ void Device::finish_down(Fetch& fetch, Code code) {
     block.crc32c = fetch.crc32c;
     block.hits = fetch.hits;
     block.end = fetch.end;
+    block.origin = fetch.origin;
     memory_.hand_down(block, std::move(fetch.body));
     if (!holds(fetch)) memory_.take_back(fetch.tenant, fetch.key);
   }
@@ -95,12 +97,15 @@ void Device::write_handed() {
       is_wanted = !handed->removed && find_readable(handed->block.tenant, handed->block.key) == kNone;
     }
     if (is_wanted && write(*handed, seen) == Demotion::kLater) break;
-    const std::lock_guard lock(mutex_);
-    handed_.pop_front();
-    handed_bytes_ -= handed->block.size;
-    // Removed while it was appended: the record of its removal comes behind it.
-    const uint32_t number = handed->removed ? index_.find(handed->block.tenant, handed->block.key) : kNone;
-    if (number != kNone) forget(number);
+    {
+      const std::lock_guard lock(mutex_);
+      handed_.pop_front();
+      handed_bytes_ -= handed->block.size;
+      // Removed while it was appended: the record of its removal comes behind it.
+      const uint32_t number = handed->removed ? index_.find(handed->block.tenant, handed->block.key) : kNone;
+      if (number != kNone) forget(number);
+    }
+    begin_next(is_wanted ? handed->block.size : 0);
   }
   const std::lock_guard lock(stats_mutex_);
   count_.admitted += seen.admitted;

@@ -79,6 +79,7 @@ void Device::want_kept(const DiskEntry& entry, bool pinned) {
   fetch->pinned = pinned;
   fetch->encrypted = entry.encrypted != 0;
   fetch->end = entry.end;
+  fetch->origin.writer = index_.writer_of(entry);
   ++segments_[fetch->at.segment].reads;
   kept_bytes_ += record_bytes(entry.size);
   wanted_.push_back(std::move(fetch));

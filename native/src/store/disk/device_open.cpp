@@ -61,7 +61,7 @@ Status Device::open_file() {
   auto file = File::open(options_.path);
   if (!file) return file.status();
   file_ = std::move(*file);
-  read_memory_ = AlignedMemory(kReads * kReadBytes);
+  read_memory_ = AlignedMemory(kReads * kPieceBytes);
   page_memory_ = AlignedMemory(2 * kReadBytes);
   chunk_memory_ = AlignedMemory(kChunks << 20);
   const iovec buffers[] = {{read_memory_.data(), read_memory_.size()},
@@ -196,8 +196,12 @@ Status Device::recover() {
             [this](uint32_t a, uint32_t b) { return segments_[a].sequence < segments_[b].sequence; });
   for (const uint32_t number : used) {
     next_sequence_ = std::max(next_sequence_, segments_[number].sequence + 1);
-    closed_.push_back(number);
-    recover_segment(number);
+    if (recover_segment(number)) {
+      closed_.push_back(number);
+    } else {
+      segments_[number].state = Segment::State::kFree;
+      free_segments_.push_back(number);
+    }
   }
   if (off_) return {Code::kInternal, file_.path() + " does not answer"};
   count_.recovered = index_.count();
@@ -209,20 +213,26 @@ void Device::adopt(const RecordHeader& header, Location at) {
     const uint32_t known = index_.find(header.tenant, header.key);
     if (known != kNone) index_.erase(known);
   } else if (fits(layout_.segment_bytes, at.unit, header.size)) {
-    (void)index_.put(header.tenant, header.key, header.size, at, true, header.encrypted(), header.end());
+    (void)index_.put(header.tenant, header.key, header.size, at, true, header.encrypted(), header.end(),
+                     header.origin);
   }
 }
 
-// From its footer, or from the headers of its records.
-void Device::recover_segment(uint32_t number) {
+// From its footer, or from the headers of its records. False: it was opened ahead, and nothing was written to
+// it.
+bool Device::recover_segment(uint32_t number) {
   const SegmentPlace place{layout_.uuid, layout_.segment_bytes, segment_offset(number),
                            segments_[number].sequence};
-  const ReadAt read = [this](uint64_t offset, std::span<std::byte> to) {
-    return plain({Io::Kind::kRead, offset, {to.data(), to.size()}, -1, 0}) == static_cast<int64_t>(to.size());
+  bool is_whole = true;
+  const ReadAt read = [&](uint64_t offset, std::span<std::byte> to) {
+    const Io io{Io::Kind::kRead, offset, {to.data(), to.size()}, -1, 0};
+    const bool is_read = plain(io) == static_cast<int64_t>(to.size());
+    is_whole = is_whole && is_read;
+    return is_read;
   };
   const VisitRecord visit = [&](const RecordHeader& header, uint32_t unit) { adopt(header, {number, unit}); };
-  if (!read_footer(place, page_memory_, read, visit))
-    (void)walk_records(place, kFirstUnit, page_memory_, read, visit);
+  if (read_footer(place, page_memory_, read, visit)) return true;
+  return walk_records(place, kFirstUnit, page_memory_, read, visit) > kFirstUnit || !is_whole;
 }
 
 }  // namespace mooncache::store::disk

@@ -9,8 +9,6 @@ namespace mooncache::store::disk {
 
 namespace {
 
-constexpr uint64_t kPieceBytes = 256 << 10;
-
 uint64_t record_begin(uint32_t unit) {
   return uint64_t{unit} * kUnitBytes;
 }
@@ -110,6 +108,7 @@ void Device::take_header(Fetch& fetch, std::span<const std::byte> bytes) {
   fetch.header_sound = true;
   fetch.header = *header;
   fetch.crc32c = header->crc32c;
+  if (header->origin.writer != 0) fetch.origin = header->origin;
 }
 
 // Every read of it has ended. Its bytes are what they should be, or nothing of them is used.
@@ -126,7 +125,7 @@ Code Device::conclude(Fetch& fetch) {
       memory_.abort(fetch.reservation.id);
     return code;
   }
-  return memory_.commit(fetch.reservation.id, fetch.tenant, fetch.key, fetch.crc32c, fetch.end);
+  return memory_.commit(fetch.reservation.id, fetch.tenant, fetch.key, fetch.crc32c, fetch.end, fetch.origin);
 }
 
 void Device::finish(const std::shared_ptr<Fetch>& fetch) {

@@ -14,7 +14,7 @@ namespace mooncache::store::disk {
 namespace {
 
 constexpr uint64_t kFlushMs = 20;  // a chunk that is not full is written after so long
-constexpr uint64_t kNextLookMs = 5, kLaterMs = 50, kFullMs = 1000;
+constexpr uint64_t kLaterMs = 50, kFullMs = 1000;
 constexpr size_t kFreeSegments = 2;  // one to write on, one for what moves out of the oldest
 constexpr size_t kSpareChunks = 4;
 constexpr uint64_t kHeaderPages = 64;
@@ -104,8 +104,14 @@ void Device::demote() {
   const uint64_t bytes = (free_chunks_.size() - kSpareChunks) * chunk_bytes_;
   memory_.take_cold(options_.number, {bytes, largest_in_chunks(), large_under_way_.expired()}, cold_);
   DeviceStats seen;
-  for (const ColdBlock& block : cold_) memory_.end_demotion(block, demote(block, seen));
-  next_demotion_ms_ = now_ms_ + (cold_.empty() || seen.dropped > 0 ? kLaterMs : kNextLookMs);
+  for (const ColdBlock& block : cold_) {
+    memory_.end_demotion(block, demote(block, seen));
+    begin_next(block.size);
+  }
+  // Cold blocks come in bursts: after one look that gave nothing the next one is soon, after several later.
+  const bool gave_nothing = cold_.empty() || seen.dropped > 0;
+  look_pause_ms_ = gave_nothing ? std::min(2 * look_pause_ms_, kLaterMs) : kNextLookMs;
+  next_demotion_ms_ = now_ms_ + look_pause_ms_;
   const std::lock_guard lock(stats_mutex_);
   count_.admitted += seen.admitted;
   count_.admitted_bytes += seen.admitted_bytes;
@@ -258,7 +264,7 @@ void Device::record_ended(PendingRecord& record, bool sound) {
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == known)) return;
     if (sound) {
       (void)index_.put(header.tenant, header.key, header.size, record.at, true, header.encrypted(),
-                       header.end());
+                       header.end(), header.origin);
     } else {
       forget(number);
     }
@@ -273,10 +279,30 @@ void Device::record_ended(PendingRecord& record, bool sound) {
 // Segments ------------------------------------------------------------------------------------------------
 
 // Its header is on the disk before anything else of it, so that what an earlier writing left there cannot
-// come back.
+// come back. It was written ahead (open_ahead), or is written now.
 bool Device::open_segment() {
   if (free_segments_.empty()) return false;
   const uint32_t number = free_segments_.front();
+  const Segment& segment = segments_[number];
+  const bool is_ahead = segment.state != Segment::State::kFree && segment.sound_units == kNone;
+  if (!is_ahead && !write_header(number)) return false;
+  free_segments_.pop_front();
+  open_ = number;
+  open_fill_ = kPageBytes;
+  footer_.clear();
+  kept_bytes_ = 0;
+  return true;
+}
+
+// The next segment stays free while its header is written, so that writes do not wait for a device to confirm
+// one each time that a segment is full.
+void Device::open_ahead() {
+  if (open_ == kNone || open_fill_ < layout_.segment_bytes / 4 || free_segments_.empty()) return;
+  const uint32_t number = free_segments_.front();
+  if (segments_[number].state == Segment::State::kFree) (void)write_header(number);
+}
+
+bool Device::write_header(uint32_t number) {
   Segment& segment = segments_[number];
   segment.sequence = next_sequence_;
   segment.sound_units = kNone;
@@ -290,12 +316,7 @@ bool Device::open_segment() {
   budget_.spend(kPageBytes);
   ++writes_under_way_;
   ++next_sequence_;
-  free_segments_.pop_front();
   segment.state = Segment::State::kOpening;
-  open_ = number;
-  open_fill_ = kPageBytes;
-  footer_.clear();
-  kept_bytes_ = 0;
   return true;
 }
 
@@ -317,12 +338,19 @@ void Device::encode_footer(FooterBuild& footer) {
   std::erase_if(footer.entries, [&](const FooterEntry& entry) { return entry.unit >= segment.sound_units; });
   const uint64_t entries = FooterTrailer::entries_bytes(footer.entries.size());
   footer.memory = AlignedMemory(entries + kPageBytes);
+  FooterTrailer trailer;
+  for (const FooterEntry& entry : footer.entries) {
+    const uint64_t writer = entry.header.origin.writer;
+    if (writer != 0 && std::ranges::find(trailer.writers, writer) == trailer.writers.end())
+      trailer.writers.push_back(writer);
+  }
+  // It cannot name them all: a start reads the headers of the records, as without a footer.
+  if (trailer.writers.size() > kFooterWriters) return;
   std::byte* at = footer.memory.data();
   for (const FooterEntry& entry : footer.entries) {
-    entry.encode(std::span<std::byte, kFooterEntryBytes>(at, kFooterEntryBytes));
+    entry.encode(std::span<std::byte, kFooterEntryBytes>(at, kFooterEntryBytes), trailer.writers);
     at += kFooterEntryBytes;
   }
-  FooterTrailer trailer;
   trailer.sequence = segment.sequence;
   trailer.count = static_cast<uint32_t>(footer.entries.size());
   trailer.entries_crc32c = crc32c({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});

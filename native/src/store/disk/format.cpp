@@ -10,7 +10,9 @@ namespace mooncache::store::disk {
 
 namespace {
 
-constexpr uint64_t kMagic = 0x0a4453534e4f4f4dull;  // "MOONSSD\n"
+constexpr uint64_t kMagic = 0x0a4453534e4f4f4dull;                            // "MOONSSD\n"
+constexpr size_t kOriginOffset = kRecordHeaderBytes - sizeof(uint32_t) - 12;  // before the CRC
+constexpr std::array<std::byte, kRecordHeaderBytes> kZeros{};
 constexpr uint32_t kSegmentMagic = 0x47455343, kRecordMagic = 0x43455243, kFooterMagic = 0x544f4643;
 
 // Zeros behind what was written, then the CRC of all before it in the last four bytes.
@@ -133,6 +135,11 @@ void RecordHeader::encode(const Uuid& uuid, std::span<std::byte, kRecordHeaderBy
     writer.raw(nonce);
     writer.raw(tag);
   }
+  if (!encrypted() && origin.writer != 0) {
+    writer.raw(std::span(kZeros).first(kOriginOffset - writer.view().size()));
+    writer.u64(origin.writer);
+    writer.u32(origin.written_s);
+  }
   finish(writer, out);
 }
 
@@ -152,13 +159,18 @@ Result<RecordHeader> RecordHeader::decode(const Uuid& uuid, uint64_t sequence,
     header.key_id = reader.u32();
     header.nonce = take_array<Nonce>(reader);
     header.tag = take_array<Tag>(reader);
+  } else {
+    Reader origin(in.subspan<kOriginOffset, 12>());
+    header.origin.writer = origin.u64();
+    if (header.origin.writer != 0) header.origin.written_s = origin.u32();
   }
   if (!ours || header.sequence != sequence) return {Code::kGenerationChanged, "a record of an earlier time"};
   if (header.removal() != (header.size == 0)) return damaged("a record's header makes no sense");
   return header;
 }
 
-void FooterEntry::encode(std::span<std::byte, kFooterEntryBytes> out) const {
+void FooterEntry::encode(std::span<std::byte, kFooterEntryBytes> out,
+                         std::span<const uint64_t> writers) const {
   Writer writer(kFooterEntryBytes);
   writer.key(header.key);
   writer.u64(header.tenant);
@@ -166,10 +178,14 @@ void FooterEntry::encode(std::span<std::byte, kFooterEntryBytes> out) const {
   writer.u32(header.crc32c);
   writer.u32(header.flags);
   writer.u32(unit);
+  const auto known = std::find(writers.begin(), writers.end(), header.origin.writer);
+  const auto place = known == writers.end() ? 0u : static_cast<uint32_t>(known - writers.begin()) + 1;
+  writer.u32(place == 0 ? 0 : place << kEndBits | std::min(header.origin.written_s / 60, kMaxEnd));
   finish(writer, out);
 }
 
-FooterEntry FooterEntry::decode(std::span<const std::byte, kFooterEntryBytes> in) {
+FooterEntry FooterEntry::decode(std::span<const std::byte, kFooterEntryBytes> in,
+                                std::span<const uint64_t> writers) {
   Reader reader(in);
   FooterEntry entry;
   entry.header.key = reader.key();
@@ -178,6 +194,10 @@ FooterEntry FooterEntry::decode(std::span<const std::byte, kFooterEntryBytes> in
   entry.header.crc32c = reader.u32();
   entry.header.flags = reader.u32();
   entry.unit = reader.u32();
+  const uint32_t origin = reader.u32();
+  const uint32_t place = origin >> kEndBits;
+  if (place != 0 && place <= writers.size())
+    entry.header.origin = {writers[place - 1], (origin & kMaxEnd) * 60};
   return entry;
 }
 
@@ -188,6 +208,8 @@ void FooterTrailer::encode(const Uuid& uuid, Page out) const {
   writer.u64(sequence);
   writer.u32(count);
   writer.u32(entries_crc32c);
+  writer.u32(static_cast<uint32_t>(writers.size()));
+  for (const uint64_t id : writers) writer.u64(id);
   finish(writer, out);
 }
 
@@ -199,6 +221,9 @@ Result<FooterTrailer> FooterTrailer::decode(const Uuid& uuid, uint64_t segment_b
   trailer.sequence = reader.u64();
   trailer.count = reader.u32();
   trailer.entries_crc32c = reader.u32();
+  const uint32_t writers = reader.u32();
+  if (writers > kFooterWriters) return damaged("a footer names too many writers");
+  for (uint32_t at = 0; at < writers; ++at) trailer.writers.push_back(reader.u64());
   if (entries_bytes(trailer.count) + 2 * kPageBytes > segment_bytes)
     return damaged("a footer is larger than its segment");
   return trailer;

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "mooncache/bytes.h"
 #include "mooncache/status.h"
@@ -88,6 +89,9 @@ struct RecordHeader {
   TenantId tenant = 0;
   uint32_t size = 0;
   uint32_t crc32c = 0;  // of the payload; encrypted as the payload is
+  // Who wrote the block. Zeros where former versions wrote it, which also read past it. In a footer the time
+  // is in minutes. The header of an encrypted record has no room for it: there the footer alone says it.
+  Origin origin{};
   // Of an encrypted payload.
   uint32_t key_id = 0;
   Nonce nonce{};
@@ -114,15 +118,19 @@ struct RecordHeader {
 struct FooterEntry {
   RecordHeader header;
   uint32_t unit = 0;  // where the record starts in the segment
-  void encode(std::span<std::byte, kFooterEntryBytes> out) const;
-  static FooterEntry decode(std::span<const std::byte, kFooterEntryBytes> in);
+  // `writers`: of the segment's trailer.
+  void encode(std::span<std::byte, kFooterEntryBytes> out, std::span<const uint64_t> writers = {}) const;
+  static FooterEntry decode(std::span<const std::byte, kFooterEntryBytes> in,
+                            std::span<const uint64_t> writers = {});
 };
+inline constexpr size_t kFooterWriters = 255;
 
 // A segment's last page.
 struct FooterTrailer {
   uint64_t sequence = 0;
   uint32_t count = 0;
   uint32_t entries_crc32c = 0;
+  std::vector<uint64_t> writers;  // kFooterWriters at most; entries name them by their place, from 1
   void encode(const Uuid& uuid, Page out) const;
   // `segment_bytes` bounds the count, before anything is read or allocated for it.
   static Result<FooterTrailer> decode(const Uuid& uuid, uint64_t segment_bytes, ConstPage in);

@@ -46,6 +46,9 @@ class IoQueue {
   virtual ~IoQueue() = default;
   // The owner's thread. False: as many are under way as the queue takes.
   virtual bool submit(const Io& io) = 0;
+  // The owner's thread: starts what was submitted, without a wait. For an owner that has other work to do
+  // before its next wait().
+  virtual void begin() {}
   // The owner's thread: starts what was submitted, and returns what has ended. Waits for the first end, for
   // wake(), or `timeout_ms`.
   virtual void wait(std::vector<IoEnd>& ends, int timeout_ms) = 0;

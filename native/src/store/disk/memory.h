@@ -22,6 +22,7 @@ struct ColdBlock {
   bool known_good = false;
   double chance = -1;  // of a use in the next two hours; below 0: the policy does not say
   uint32_t end = 0;    // of its life (end_of_life.h); 0: none
+  Origin origin{};
 };
 
 // What a device can take now: `bytes` in all of blocks up to `small_bytes`, and one larger block.
@@ -48,9 +49,10 @@ class Memory {
   // A block comes back: room for it, its bytes in any order, and its commit, which compares their CRC.
   virtual Result<Reservation> reserve(TenantId tenant, const Key& key, uint64_t size) = 0;
   virtual Status write(ReservationId id, uint64_t offset, ConstSlice from) = 0;
-  // CHECKSUM_MISMATCH, INCOMPLETE; NOT_FOUND: it was removed meanwhile, or has ended. On each the room is
-  // given back. `end`: as its record says it.
-  virtual Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc, uint32_t end) = 0;
+  // CHECKSUM_MISMATCH, INCOMPLETE; NOT_FOUND: it was removed meanwhile, or has ended; RESERVATION_UNKNOWN: it
+  // was recalled. On each the room is given back. `end`, `origin`: as its record says them.
+  virtual Code commit(ReservationId id, TenantId tenant, const Key& key, uint32_t crc, uint32_t end,
+                      const Origin& origin) = 0;
   virtual void abort(ReservationId id) = 0;
 
   // The disk has the block from now on.

@@ -27,8 +27,8 @@ bool read_footer(const SegmentPlace& place, const AlignedMemory& buffer, const R
   const auto entries = std::span<const std::byte>(memory).first(trailer->count * kFooterEntryBytes);
   if (crc32c(entries) != trailer->entries_crc32c) return false;
   for (uint32_t at = 0; at < trailer->count; ++at) {
-    const auto entry =
-        FooterEntry::decode(entries.subspan(at * kFooterEntryBytes).first<kFooterEntryBytes>());
+    const auto entry = FooterEntry::decode(entries.subspan(at * kFooterEntryBytes).first<kFooterEntryBytes>(),
+                                           trailer->writers);
     visit(entry.header, entry.unit);
   }
   return true;

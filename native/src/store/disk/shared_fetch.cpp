@@ -67,6 +67,7 @@ SharedReader::State::Checked SharedReader::State::check(const Fetch& fetch, Reco
   if (!checked.same) return checked;
   const auto payload = record.subspan(kRecordHeaderBytes);
   checked.crc32c = header->crc32c;
+  checked.origin = header->origin;
   if (header->encrypted()) {
     const Keyring::KeyRef key =
         options.keyring == nullptr ? nullptr : options.keyring->find(fetch.tenant, header->key_id);
@@ -93,7 +94,7 @@ void SharedReader::State::conclude(Lock& lock, const std::shared_ptr<Fetch>& fet
     if (logs[fetch->log].file == fetch->file) logs[fetch->log].file.reset();
   } else if (got > 0) {
     if (checked.sound) {
-      code = bring_up(lock, *fetch, checked.crc32c, payload);
+      code = bring_up(lock, *fetch, checked, payload);
     } else if (!checked.same) {
       // Used again, purged, or damaged: which, only its writer knows.
       ++count.stale;
@@ -120,7 +121,7 @@ void SharedReader::State::conclude(Lock& lock, const std::shared_ptr<Fetch>& fet
 }
 
 // Its bytes are sound; the memory compares them once more, as they lie there.
-Code SharedReader::State::bring_up(Lock& lock, const Fetch& fetch, uint32_t crc,
+Code SharedReader::State::bring_up(Lock& lock, const Fetch& fetch, const Checked& checked,
                                    std::span<const std::byte> payload) {
   Code code = Code::kCancelled;
   (void)outside(lock, [&](Memory& above) {
@@ -133,7 +134,7 @@ Code SharedReader::State::bring_up(Lock& lock, const Fetch& fetch, uint32_t crc,
       above.abort(reservation->id);
       return;
     }
-    code = above.commit(reservation->id, fetch.tenant, fetch.key, crc, fetch.end);
+    code = above.commit(reservation->id, fetch.tenant, fetch.key, checked.crc32c, fetch.end, checked.origin);
   });
   // Memory that changes what is written to it is not this log's fault.
   return code == Code::kChecksumMismatch || code == Code::kNotFound ? Code::kCancelled : code;

@@ -38,7 +38,7 @@ void SharedIndex::take(uint32_t place, const RecordHeader& header, uint32_t unit
     return;
   }
   if (entries_.put(header.tenant, header.key, header.size, {place, unit}, sealed, header.encrypted(),
-                   header.end()) == kNone)
+                   header.end(), header.origin) == kNone)
     ++left_out_;
 }
 
@@ -52,7 +52,7 @@ bool SharedIndex::forget(TenantId tenant, const Key& key, uint32_t place, uint32
   return was_here;
 }
 
-uint32_t SharedIndex::sweep(uint32_t from, std::optional<TenantId> tenant, uint32_t minute) {
+uint32_t SharedIndex::sweep(uint32_t from, std::optional<TenantId> tenant, uint32_t minute, uint64_t writer) {
   const auto end =
       static_cast<uint32_t>(std::min<uint64_t>(entries_.slots(), uint64_t{from} + kSweptPerStep));
   for (uint32_t at = from; at < end; ++at) {
@@ -60,7 +60,9 @@ uint32_t SharedIndex::sweep(uint32_t from, std::optional<TenantId> tenant, uint3
     if (entry.size == 0) continue;
     const bool gone =
         places_[entry.segment].state != Place::State::kLive || (entry.end != 0 && minute >= entry.end);
-    if (gone || (tenant && entries_.tenant_of(entry) == *tenant)) entries_.erase(at);
+    if (gone || (tenant && entries_.tenant_of(entry) == *tenant) ||
+        (writer != 0 && entries_.writer_of(entry) == writer))
+      entries_.erase(at);
   }
   return end >= entries_.slots() ? 0 : end;
 }

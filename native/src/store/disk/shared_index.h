@@ -58,10 +58,11 @@ class SharedIndex {
   // The block, if it lies there; kNone: wherever it lies. Whether it was here.
   bool forget(TenantId tenant, const Key& key, uint32_t place = kNone, uint32_t unit = 0);
 
-  // Takes entries of dropped places out, those of `tenant`, and those that have ended by `minute`; looks at
-  // the entries from `from` on. Where to go on; 0: that was all, and places that were dropped before the
-  // first step can be used again by end_sweep().
-  uint32_t sweep(uint32_t from, std::optional<TenantId> tenant = {}, uint32_t minute = 0);
+  // Takes entries of dropped places out, those of `tenant` or `writer`, and those that have ended by
+  // `minute`; looks at the entries from `from` on. Where to go on; 0: that was all, and places that were
+  // dropped before the first step can be used again by end_sweep().
+  uint32_t sweep(uint32_t from, std::optional<TenantId> tenant = {}, uint32_t minute = 0,
+                 uint64_t writer = 0);
   void end_sweep();
 
   uint32_t blocks() const { return entries_.count(); }

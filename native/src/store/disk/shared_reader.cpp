@@ -140,6 +140,14 @@ bool SharedReader::forget(TenantId tenant, const Key& key) {
   return state_->index.forget(tenant, key);
 }
 
+void SharedReader::forget_by(uint64_t writer) {
+  for (uint32_t at = 0;;) {
+    const State::Lock lock(state_->mutex);
+    at = state_->index.sweep(at, {}, 0, writer);
+    if (at == 0) return;
+  }
+}
+
 void SharedReader::forget(TenantId tenant) {
   for (uint32_t at = 0;;) {
     const State::Lock lock(state_->mutex);

@@ -85,6 +85,7 @@ class SharedReader {
   // Not served from what is known now, before the next start. Whether it was here.
   bool forget(TenantId tenant, const Key& key);
   void forget(TenantId tenant);
+  void forget_by(uint64_t writer);
   void close();
   SharedStats stats() const;
 

@@ -107,11 +107,12 @@ struct SharedReader::State {
     bool sound = false;    // its payload is what was written, decrypted by now
     bool forged = false;   // not what was encrypted with its key
     uint32_t crc32c = 0;
+    Origin origin{};
   };
   Checked check(const Fetch& fetch, RecordCipher& cipher, std::span<std::byte> record) const;
   void conclude(Lock& lock, const std::shared_ptr<Fetch>& fetch, int64_t got, const Checked& checked,
                 std::span<const std::byte> payload);
-  Code bring_up(Lock& lock, const Fetch& fetch, uint32_t crc, std::span<const std::byte> payload);
+  Code bring_up(Lock& lock, const Fetch& fetch, const Checked& checked, std::span<const std::byte> payload);
 
   // --- shared_reader.cpp: the thread that watches ---
   void watch();

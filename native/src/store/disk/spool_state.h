@@ -31,6 +31,7 @@ class SpoolQueue final : public IoQueue {
   ~SpoolQueue() override;
 
   bool submit(const Io& io) override;
+  void begin() override { file_queue_->begin(); }
   void wait(std::vector<IoEnd>& ends, int timeout_ms) override;
   void wake() override { file_queue_->wake(); }
   std::string description() const override { return file_queue_->description() + " and an object store"; }

@@ -242,6 +242,26 @@ uint64_t SsdTier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& vis
   return ++number < count ? number << 32 : 0;
 }
 
+uint64_t SsdTier::walk_writer(uint64_t cursor, uint32_t limit, const RecallRequest& request,
+                              const Device::VisitWritten& visit) const {
+  uint64_t number = cursor >> 32;
+  const uint64_t count = devices_.size() + (shared_ == nullptr ? 0 : 1);
+  if (number >= count) return 0;
+  const Device* device = number < devices_.size() ? devices_[number].get() : shared_.get();
+  const uint64_t next =
+      device == nullptr ? 0 : device->walk_writer(cursor & 0xffffffffu, limit, request, visit);
+  if (next != 0) return number << 32 | next;
+  return ++number < count ? number << 32 : 0;
+}
+
+Origin SsdTier::origin(TenantId tenant, const Key& key) const {
+  if (const Device* device = of(tenant, key); device != nullptr) {
+    if (const auto found = device->origin(tenant, key)) return *found;
+  }
+  const auto found = shared_ == nullptr ? std::nullopt : shared_->origin(tenant, key);
+  return found.value_or(Origin{});
+}
+
 // Disks first, which hand blocks down until they are closed.
 void SsdTier::close() {
   for_all([](Device& device) { device.close(); });

@@ -58,6 +58,11 @@ class SsdTier {
   void forget_of_others(TenantId tenant) {
     if (others_ != nullptr) others_->forget(tenant);
   }
+  void forget_of_others_by(uint64_t writer) {
+    if (others_ != nullptr) others_->forget_by(writer);
+  }
+  // Where a block of this node's disks comes from.
+  Origin origin(TenantId tenant, const Key& key) const;
   bool fetch(TenantId tenant, const Key& key, Device::Done done);
   std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms);
   // `done` when the removal lasts wherever the block was.
@@ -74,6 +79,9 @@ class SsdTier {
   void take_back(TenantId tenant, const Key& key);
   // One page of the walk over all disks; the next cursor, 0 at the end.
   uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const;
+  // The same for the blocks of one writer.
+  uint64_t walk_writer(uint64_t cursor, uint32_t limit, const RecallRequest& request,
+                       const Device::VisitWritten& visit) const;
   void close();
   DeviceStats stats() const;  // of all disks together
   bool has_disks() const { return !devices_.empty(); }

@@ -103,6 +103,11 @@ class UringQueue final : public IoQueue {
     return true;
   }
 
+  void begin() override {
+    if (left_in_ring() > 0)
+      (void)::syscall(SYS_io_uring_enter, ring_fd_, left_in_ring(), 0u, 0u, nullptr, size_t{0});
+  }
+
   void wait(std::vector<IoEnd>& ends, int timeout_ms) override {
     arm_wake();
     __kernel_timespec limit{timeout_ms / 1000, (timeout_ms % 1000) * 1'000'000L};
