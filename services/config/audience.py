@@ -66,6 +66,7 @@ _EXPERTS: Final = frozenset(
         "rdma.service_level",
         "coordination.prefix",
         "coordination.lease_s",
+        "coordination.kubernetes_account",
         "conductor.report_interval_s",
         "conductor.suspect_after_s",
         "conductor.lease_s",

@@ -28,7 +28,13 @@ ENV_PREFIX: Final = "MOONCACHE_"
 ENV_CONFIG: Final = "MOONCACHE_CONFIG"
 ENV_STATE_DIR: Final = "MOONCACHE_STATE_DIR"
 # Names that mean something to the build and the tests; they are not settings.
-_ENV_FOREIGN: Final = ("MOONCACHE_BUILD_", "MOONCACHE_TEST_", "MOONCACHE_WHEEL", "MOONCACHE_SANITIZE")
+_ENV_FOREIGN: Final = (
+    "MOONCACHE_BUILD_",
+    "MOONCACHE_TEST_",
+    "MOONCACHE_WHEEL",
+    "MOONCACHE_SANITIZE",
+    "MOONCACHE_ENGINE_INSTANCE",
+)
 _DEFAULT: Final = "default"
 _SECRETS: Final = frozenset({"client.token", "coordination.etcd_password"})
 

@@ -66,6 +66,8 @@ class MasterSection(Section):
     """Limit on copying blocks that have too few copies, in bytes per second and for the whole pool; 0 copies none."""
     repair_grace_s: DurationS = Field(default=30.0, ge=0, le=86400)
     """Copies of a lost node's blocks are made when the node has not come back within this time."""
+    quarantine_alone_max: int = Field(default=1, ge=0, le=64)
+    """Writers that one engine alone may have quarantined at a time; for each further one a second has to agree."""
 
     @model_validator(mode="after")
     def _ordered(self) -> MasterSection:
@@ -286,8 +288,8 @@ class MetricsSection(Section):
 class CoordinationSection(Section):
     """How masters agree on a leader."""
 
-    backend: Literal["embedded", "etcd"] = "embedded"
-    """embedded: one master, no dependency. etcd: leader and standbys."""
+    backend: Literal["embedded", "etcd", "lease"] = "embedded"
+    """embedded: one master, no dependency. etcd: leader and standbys. lease: the same by a Lease of Kubernetes."""
     etcd_endpoints: Words = ("127.0.0.1:2379",)
     """Client addresses of the etcd servers, host:port."""
     prefix: str = Field(default="/mooncache/v1", pattern=r"^/[A-Za-z0-9_./-]{1,200}$")
@@ -300,3 +302,11 @@ class CoordinationSection(Section):
     """User name at etcd; empty for none."""
     etcd_password: str = Field(default="", repr=False)
     """Password at etcd."""
+    lease_name: str = Field(default="mooncache", pattern=r"^[a-z0-9]([-a-z0-9]{0,198}[a-z0-9])?$")
+    """Leases of this cluster in Kubernetes are named by this: NAME-masters and NAME-conductors."""
+    lease_namespace: str = Field(default="", pattern=r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$")
+    """Namespace of the Leases; empty means the pod's own."""
+    kubernetes_api: str = ""
+    """Address of the Kubernetes API, https://HOST:PORT; empty means that of the pod's environment."""
+    kubernetes_account: FilePath = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Folder with token, ca.crt and namespace of the service account."""

@@ -43,6 +43,8 @@ class ConductorSection(Section):
     """Silence after which an instance and its cached blocks are forgotten."""
     takeover_s: DurationS = Field(default=1.0, ge=0.1, le=60)
     """Silence of the leading conductor after which a standby leads; one that has ended is noticed at once."""
+    election: Literal["peers", "etcd", "lease"] = "peers"
+    """Who says which conductor leads: they themselves, or etcd or a Lease with the settings of coordination."""
     ttft_slo_s: DurationS = Field(default=30.0, gt=0, le=3600)
     """TTFT limit of requests that name none."""
     tbt_slo_s: DurationS = Field(default=1.0, gt=0, le=60)
@@ -85,13 +87,15 @@ class GatewaySection(Section):
     keys_file: OptionalPath = None
     """TOML file with API keys of your own (mode 0600); tenant tokens are API keys without it."""
     requests_per_minute: float = Field(default=0, ge=0)
-    """Requests of one tenant in a minute, unless its key sets another limit; 0: no limit."""
+    """Requests of one tenant in a minute over all gateways, unless its key sets another limit; 0: no limit."""
     tokens_per_minute: float = Field(default=0, ge=0)
-    """Prompt and output tokens of one tenant in a minute, unless its key sets another limit; 0: no limit."""
+    """Tokens of one tenant in a minute over all gateways, unless its key sets another limit; 0: no limit."""
     request_count_max: int = Field(default=4096, ge=1, le=1_000_000)
     """Requests under way; more are refused with 429."""
     tenant_request_count_max: int = Field(default=1024, ge=1, le=1_000_000)
-    """Requests of one tenant under way; more are refused with 429. The cluster token has no such limit."""
+    """Requests of one tenant under way over all gateways; more get 429. The cluster token has no such limit."""
+    tenant_token_count_max: int = Field(default=0, ge=0, le=10**12)
+    """Tokens of one tenant's requests under way over all gateways: prompts, and what they may generate; 0: no limit."""
     body_bytes_max: SizeBytes = Field(default=64 << 20, ge=1024, le=1 << 30)
     """Size of the largest request body, for every model."""
     open_body_bytes_max: SizeBytes = Field(default=256 << 20, ge=1024, le=1 << 40)
@@ -110,12 +114,18 @@ class GatewaySection(Section):
     """Origins that browsers may call from; "*" for all, empty for none."""
     console: bool = True
     """Serve the console, a page for operators, at /console; it asks for the cluster token or a key that opens it."""
+    console_acts: bool = True
+    """Whether who signs in to the console with the cluster token may also drain and take back, and change roles."""
+    price_file: OptionalPath = None
+    """Price book (TOML, `mooncache cost prices` prints one) for money in the console; empty: no money is shown."""
     model_folders: Words = ()
     """Folders of models on this machine, for their tokenizers; found by content where engines have other paths."""
     public_prefix_enabled: bool = False
     """Let requests share the cache of leading messages that they declare public across tenants."""
     tenant_sessions_enabled: bool = True
     """Have engines keep each tenant's blocks under that tenant at the store nodes. A shared public prefix is not."""
+    usage_enabled: bool = True
+    """Count what tenants use, and keep it in usage.sqlite in `cluster.accounts_dir`."""
     capture_file: OptionalPath = None
     """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
     capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)
@@ -267,8 +277,18 @@ class ConnectorSection(Section):
     """KV memory up to this size is registered with RDMA devices, so that blocks need no copy; 0: never."""
     stream: Literal["auto", "on", "off"] = "auto"
     """Load blocks as another instance computes them: always, never, or where it gains and memory is free."""
+    shadow_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of hits that are computed all the same, to verify the pool's blocks; 0 verifies none."""
+    shadow_tokens_per_s: float = Field(default=500.0, gt=0, le=1e9)
+    """Budget of an engine for that, in prompt tokens a second; a hit of more than ten seconds' tokens is not taken."""
+    shadow_tolerance: float = Field(default=0.0, ge=0, le=10)
+    """Distance up to which a verified block counts as the pool's; 0: by the type of KV, see docs/operations.md."""
     layerwise: bool = False
     """Save every layer as soon as it is computed instead of whole blocks after each step."""
+    head_groups: int = Field(default=0, ge=0, le=256)
+    """Parts by heads in which a block is stored, to share it over tensor parallel sizes; 0: one for each rank."""
+    layer_groups: int = Field(default=1, ge=1, le=256)
+    """Parts by layers, for other pipeline parallel sizes; together with head_groups only."""
 
 
 class TracingSection(Section):

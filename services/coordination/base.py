@@ -8,6 +8,7 @@ answers. Every leadership has a fencing term that is larger than all before it; 
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +33,11 @@ class Leadership:
     term: int
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
+    until_s: float = math.inf  # of the local monotonic clock; renewals move it
+
+    def holds(self, now_s: float) -> bool:
+        """Whether no other process can lead yet, also in a process that was stopped and has not noticed."""
+        return not self.lost.is_set() and now_s < self.until_s
 
     def end(self, reason: str) -> None:
         """Mark it as over; the first reason stays."""
@@ -48,8 +54,9 @@ class Coordinator(Protocol):
         """Publish this master; from now on it is listed while it lives."""
         ...
 
-    async def campaign(self) -> Leadership:
-        """Wait until this master leads. Cancelling gives the candidacy up. Rides over backend outages."""
+    async def campaign(self, floor: int = 0) -> Leadership:
+        """Wait until this master leads, in a term above `floor`. Cancelling gives the candidacy up. Rides over backend
+        outages."""
         ...
 
     async def leader(self) -> MasterRecord | None:

@@ -43,14 +43,14 @@ class EmbeddedCoordinator:
         if self._term_file is not None and self._descriptor < 0:
             self._descriptor = _lock(self._term_file)
 
-    async def campaign(self) -> Leadership:
+    async def campaign(self, floor: int = 0) -> Leadership:
         """Win at once; while leading already, wait until that is over."""
         if self._me is None:
             raise Closed("The coordinator is not started.")
         if self._leadership is not None:
             await self._leadership.lost.wait()
         await asyncio.sleep(0)
-        self._leadership = Leadership(self._next_term())
+        self._leadership = Leadership(self._next_term(floor))
         return self._leadership
 
     async def leader(self) -> MasterRecord | None:
@@ -72,8 +72,8 @@ class EmbeddedCoordinator:
                 os.close(self._descriptor)
             self._descriptor = -1
 
-    def _next_term(self) -> int:
-        floor = int(self._clock.wall_s() * 1000)
+    def _next_term(self, above: int) -> int:
+        floor = max(above + 1, int(self._clock.wall_s() * 1000))
         if self._descriptor < 0:
             return max(1, floor)
         text = (

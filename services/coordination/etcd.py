@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import json
 import math
 from collections.abc import Awaitable
 from typing import Final, TypeVar
@@ -26,6 +24,7 @@ from typing import Final, TypeVar
 from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination.base import Leadership, MasterRecord
 from mooncache.coordination.etcd_api import EtcdApi, prefix_end
+from mooncache.coordination.records import MASTERS_MAX, record_bytes, record_of
 from mooncache.errors import Closed, MasterUnavailable, MooncacheError
 from mooncache.proto.etcd import etcd_pb2 as pb
 from mooncache.runtime import tls as tls_files
@@ -33,11 +32,9 @@ from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 
 T = TypeVar("T")
-MASTERS_MAX: Final = 64
 _MARGIN: Final = 0.1  # share of the lease given up for clock drift and late wake-ups
 _RENEWALS: Final = 4  # renewals in one lease's time
 _POLL_MAX_S: Final = 0.5
-_RECORD_BYTES_MAX: Final = 4096
 _CALL_TIMEOUT_S = 2.0
 
 log = get_logger(__name__)
@@ -75,7 +72,7 @@ class EtcdCoordinator:
             self._me = me
             self._keeper = asyncio.create_task(self._keep(), name="etcd lease")
 
-    async def campaign(self) -> Leadership:
+    async def campaign(self, floor: int = 0) -> Leadership:
         """Try to become the leader; the contract is `Coordinator.campaign`."""
         if self._me is None or self._keeper is None:
             raise Closed("The coordinator is not started.")
@@ -86,7 +83,7 @@ class EtcdCoordinator:
         while True:
             await self._has_lease.wait()
             try:
-                won = await self._try_to_win()
+                won = await self._try_to_win(floor)
             except MooncacheError as error:
                 self._note(error)
                 won = None
@@ -99,14 +96,14 @@ class EtcdCoordinator:
         answer = await self._call(
             self._api.range(pb.RangeRequest(key=self._leader_key), self._call_timeout_s)
         )
-        return _record(answer.kvs[0].value) if answer.kvs else None
+        return record_of(answer.kvs[0].value) if answer.kvs else None
 
     async def masters(self) -> list[MasterRecord]:
         request = pb.RangeRequest(
             key=self._masters_prefix, range_end=prefix_end(self._masters_prefix), limit=MASTERS_MAX
         )
         answer = await self._call(self._api.range(request, self._call_timeout_s))
-        records = [_record(pair.value) for pair in answer.kvs]
+        records = [record_of(pair.value) for pair in answer.kvs]
         return [record for record in records if record is not None]
 
     async def resign(self) -> None:
@@ -137,7 +134,7 @@ class EtcdCoordinator:
 
     # the election
 
-    async def _try_to_win(self) -> Leadership | None:
+    async def _try_to_win(self, floor: int) -> Leadership | None:
         """One attempt: create the leader key under our lease when it is absent or, from a lost answer, ours already."""
         lease = self._lease
         answer = await self._call(
@@ -156,10 +153,10 @@ class EtcdCoordinator:
         same_term = pb.Compare(
             target=pb.Compare.MOD, key=self._term_key, mod_revision=before.mod_revision
         )  # 0 when there is none
-        term = max(_number(before.value) + 1, int(self._clock.wall_s() * 1000))
+        term = max(_number(before.value) + 1, floor + 1, int(self._clock.wall_s() * 1000))
         assert self._me is not None
         puts = (
-            pb.PutRequest(key=self._leader_key, value=_value(self._me), lease=lease),
+            pb.PutRequest(key=self._leader_key, value=record_bytes(self._me), lease=lease),
             pb.PutRequest(key=self._term_key, value=str(term).encode()),
         )
         success = [pb.RequestOp(request_put=put) for put in puts]
@@ -168,7 +165,7 @@ class EtcdCoordinator:
         if not outcome.succeeded or lease != self._lease or self._clock.now_s() >= self._lease_until_s:
             return None
         self._won_revision = outcome.header.revision
-        self._leadership = Leadership(term)
+        self._leadership = Leadership(term, until_s=self._lease_until_s)
         return self._leadership
 
     # the lease
@@ -202,7 +199,7 @@ class EtcdCoordinator:
         sent_s = self._clock.now_s()
         granted = await self._call(self._api.lease_grant(self._ttl_s, self._call_timeout_s))
         key = self._masters_prefix + self._me.master_id.encode()
-        put = pb.PutRequest(key=key, value=_value(self._me), lease=granted.id)
+        put = pb.PutRequest(key=key, value=record_bytes(self._me), lease=granted.id)
         await self._call(self._api.put(put, self._call_timeout_s))
         self._lease = granted.id
         self._lease_until_s = sent_s + self._ttl_s * (1 - _MARGIN)
@@ -224,6 +221,8 @@ class EtcdCoordinator:
             self._drop_lease("etcd ended the lease")
             return
         self._lease_until_s = sent_s + min(ttl_s, self._ttl_s) * (1 - _MARGIN)
+        if self._leadership is not None:
+            self._leadership.until_s = self._lease_until_s
 
     def _drop_lease(self, reason: str) -> None:
         """Forget the lease: it is never renewed again, so that etcd ends it and with it the keys."""
@@ -250,44 +249,6 @@ class EtcdCoordinator:
         self._reachable = False
 
 
-def _value(record: MasterRecord) -> bytes:
-    return json.dumps(dataclasses.asdict(record)).encode()
-
-
 def _number(value: bytes) -> int:
     """A term as a master wrote it; 0 for bytes that none wrote."""
     return int(value) if value.isdigit() and len(value) < 19 else 0
-
-
-def _record(value: bytes) -> MasterRecord | None:
-    """What a master published; None for bytes that no master wrote."""
-    if len(value) > _RECORD_BYTES_MAX:
-        return None
-    try:
-        fields = json.loads(value)
-        master_id, grpc_target = fields["master_id"], fields["grpc_target"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    if not isinstance(master_id, str) or not isinstance(grpc_target, str):
-        return None
-    return MasterRecord(
-        master_id,
-        grpc_target,
-        software_version=_text(fields, "software_version"),
-        host_id=_text(fields, "host_id"),
-        host_name=_text(fields, "host_name"),
-        started_ms=_count(fields, "started_ms"),
-        pid=_count(fields, "pid"),
-    )
-
-
-def _text(fields: dict[str, object], name: str) -> str:
-    """A text that masters of an earlier version did not publish, "" then."""
-    found = fields.get(name)
-    return found if isinstance(found, str) else ""
-
-
-def _count(fields: dict[str, object], name: str) -> int:
-    """The same of a number; 0 for one that cannot be."""
-    found = fields.get(name)
-    return found if type(found) is int and 0 <= found < 1 << 53 else 0

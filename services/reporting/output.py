@@ -6,6 +6,7 @@ reached (trying again may help), 4 not allowed, 5 no space, 70 a defect, 130 int
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -45,6 +46,13 @@ def exit_code_of(code: int) -> int:
 def print_json(document: object) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
+
+
+def print_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Comma-separated values on stdout, with a line of names."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
 
 
 def _plain(value: object) -> object:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
-import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from mooncache.auth import TokenSource
 from mooncache.errors import METADATA_KEY as CODE_KEY
 from mooncache.errors import (
     OK,
@@ -32,6 +32,7 @@ from mooncache.runtime import tracing
 from mooncache.runtime.channel import Response
 from mooncache.runtime.forks import leave_to_parent
 from mooncache.runtime.grpc_status import of_library
+from mooncache.runtime.plain_structlog import structlog
 from mooncache.runtime.proof import METADATA_KEY as PROOF_KEY
 from mooncache.runtime.proof import STALE, Prover, SignedCall, digest
 from mooncache.runtime.rpc import check_method, methods_of
@@ -68,7 +69,7 @@ class GrpcChannel:
     Args:
         target: "host:port" of the service.
         service: descriptor, for example rpc.MASTER_SERVICE.
-        token: cluster or tenant token; it is proven, never sent.
+        token: cluster or tenant token, or where it comes from at each call; it is proven, never sent.
         credentials: TLS credentials (tls.channel_credentials), None for plain text.
         unavailable_error: class raised when nothing answers there (MasterUnavailable or NodeUnavailable).
         server_name: name to check the certificate against when it is not the host of `target`.
@@ -79,7 +80,7 @@ class GrpcChannel:
         target: str,
         service: ServiceDescriptor,
         *,
-        token: str,
+        token: str | TokenSource,
         credentials: grpc.ChannelCredentials | None = None,
         unavailable_error: type[MooncacheError] = MasterUnavailable,
         server_name: str = "",

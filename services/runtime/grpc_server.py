@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 
-from mooncache.auth import Token
+from mooncache.auth import Token, ValidTokens
 from mooncache.config import GrpcSection
 from mooncache.errors import OK, ConfigInvalid, MooncacheError, Unauthenticated, to_metadata
 from mooncache.runtime import tracing
@@ -26,6 +26,7 @@ from mooncache.runtime.health import SERVICE_NAME as HEALTH_NAME
 from mooncache.runtime.health import WATCH_COUNT_MAX, HealthPort, States
 from mooncache.runtime.proof import STALE, Admitted, Gate, digest
 from mooncache.runtime.reflection import STREAM_COUNT_MAX, ReflectionPort
+from mooncache.runtime.rpc import RpcTable
 from mooncache.runtime.run_op import TIMEOUT_DEFAULT_S, OpRunner
 
 _DETAILS_CHARS_MAX: Final = 1000  # details travel in headers, whose size the other end limits
@@ -55,17 +56,19 @@ class GrpcServer:
         cluster: what callers prove that they know.
         health: what the port says of its services to a caller without a token.
         settings: what it takes from callers beside proofs.
+        process: what every process answers beside its own service.
     """
 
     def __init__(
         self,
         runner: OpRunner,
-        cluster: Token,
+        cluster: Token | ValidTokens,
         clock: Clock,
         *,
         call_count_max: int,
         health: States,
         settings: GrpcSection | None = None,
+        process: RpcTable | None = None,
     ) -> None:
         self._runner = runner
         self._cluster, self._clock = cluster, clock
@@ -82,10 +85,19 @@ class GrpcServer:
         self._server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=call_count_max)
         self.port = 0
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._behaviour(name)) for name in runner.table.ops
+            name: grpc.unary_unary_rpc_method_handler(self._behaviour(runner, name))
+            for name in runner.table.ops
         }
         generic = grpc.method_handlers_generic_handler(runner.table.service_name, handlers)
         self._server.add_generic_rpc_handlers((generic, self._health.handler()))
+        if process is not None:
+            beside = OpRunner(process, clock)
+            handlers = {
+                name: grpc.unary_unary_rpc_method_handler(self._behaviour(beside, name))
+                for name in process.ops
+            }
+            generic = grpc.method_handlers_generic_handler(process.service_name, handlers)
+            self._server.add_generic_rpc_handlers((generic,))
         if self._settings.reflection != "off":
             self._server.add_generic_rpc_handlers(tuple(self._reflection.handlers()))
 
@@ -127,8 +139,8 @@ class GrpcServer:
         except Unauthenticated as error:
             await _abort(context, admitted, error, error.code)
 
-    def _behaviour(self, method: str) -> Behaviour:
-        path = self._runner.table.ops[method].method.path
+    def _behaviour(self, runner: OpRunner, method: str) -> Behaviour:
+        path = runner.table.ops[method].method.path
 
         async def behave(request: bytes, context: Any) -> bytes:
             metadata = _metadata(context)
@@ -138,7 +150,7 @@ class GrpcServer:
                 await _abort(context, admitted, Unauthenticated(admitted.refusal), STALE)
             try:
                 with tracing.span(path[1:], metadata, kind="server", root=False, rpc__system="grpc"):
-                    response = await self._runner.run(
+                    response = await runner.run(
                         method,
                         request,
                         identify=admitted.identify,

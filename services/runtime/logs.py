@@ -19,9 +19,8 @@ from collections.abc import Callable, MutableMapping
 from functools import cache
 from typing import Any, Final, Literal, TextIO, cast
 
-import structlog
-
 from mooncache.runtime.log_limit import LineLimit
+from mooncache.runtime.plain_structlog import structlog
 
 LogFormat = Literal["auto", "json", "console"]
 
@@ -41,6 +40,8 @@ class Event(enum.StrEnum):
     DUTY_FAILED = "duty.failed"  # a background duty raised; it is tried again after a pause
     DUTY_RECOVERED = "duty.recovered"  # a background duty works again
     AUTH_TOKEN_CREATED = "auth.token_created"  # noqa: S105  a cluster token was generated
+    AUTH_TOKENS_CHANGED = "auth.tokens_changed"  # the token file was replaced: fingerprints of what `signs`
+    AUTH_TOKENS_REFUSED = "auth.tokens_refused"  # it is wrong or gone; the tokens of before stay valid
     CONFIG_RELOADED = "config.reloaded"  # settings were read again; `changed`, and what `needs_restart`
     CONFIG_REFUSED = "config.refused"  # settings were read again and are wrong; the former ones stay in force
     TLS_RELOADED = "tls.reloaded"  # certificate files were replaced; new connections get the new certificate
@@ -61,12 +62,17 @@ class Event(enum.StrEnum):
     NODE_KEYS_SET = "node.keys_set"  # keys of a tenant came into force; `tenant`, `key_ids`
     NODE_KEYS_REFUSED = "node.keys_refused"  # a tenant's blocks go to no disk; `reason` says why
     NODE_TENANT_PURGED = "node.tenant_purged"  # a tenant's blocks were overwritten; `blocks`, `disk_blocks`
+    NODE_WRITERS_RECALLED = "node.writers_recalled"  # what writers wrote was removed; `blocks`, `code`
+    NODE_QUARANTINE_CHANGED = "node.quarantine_changed"  # whose blocks are refused; `writers`
+    NODE_QUARANTINE_NOT_KEPT = "node.quarantine_not_kept"  # its file was not read or written; `reason`
+    NODE_WRITERS_NOT_KEPT = "node.writers_not_kept"  # writers' names were not read or written; `reason`
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master moved a node to another state
     NODE_DATA_PLANE = "node.data_plane"  # an event of the native server; `what` names it
     NODE_ARENA = "node.arena"  # the memory of a node's arena; `note` says why without huge pages
     NODE_ARENA_FILLS = "node.arena_fills"  # a node touches the whole arena before it serves
     NODE_ARENA_READY = "node.arena_ready"  # the whole arena has memory
+    NODE_DATA_PORT_OPEN = "node.data_port_open"  # a node serves blocks; `phases_s` has the steps to it
     NODE_MEMORY_ADOPTED = "node.memory_adopted"  # blocks of a former process are served again
     NODE_MEMORY_COLD = "node.memory_cold"  # a node that keeps its memory starts empty; `reason` says why
     NODE_MEMORY_KEPT = "node.memory_kept"  # a holder keeps the memory for the next start of the node
@@ -84,6 +90,9 @@ class Event(enum.StrEnum):
     REPAIR_STARTED = "repair.started"  # missing copies are made
     REPAIR_BLOCKED = "repair.blocked"  # copies are missing and cannot be made now; `code` says why
     REPAIR_FINISHED = "repair.finished"  # every block has its copies
+    BLOCKS_WRONG = "blocks.wrong"  # an engine computed other blocks than the pool held; `writer`, `keys`
+    WRITER_QUARANTINED = "writer.quarantined"  # its blocks are removed and refused; `verifiers`, `reason`
+    WRITER_RELEASED = "writer.released"  # an operator lifted a quarantine; `writer`
     DRAIN_STARTED = "drain.started"  # a node starts to drain
     DRAIN_FINISHED = "drain.finished"  # a node is drained
     WORKER_ENGINE_STARTED = "worker.engine_started"  # a worker started its engine
@@ -127,6 +136,7 @@ class Event(enum.StrEnum):
     DROPIN_IGNORED = "dropin.ignored"  # an argument or variable of that API has no effect here: `reason`
     CONNECTOR_STARTED = "connector.started"  # an engine uses the pool; `passport` is the root of its keys
     CONNECTOR_SAVES = "connector.saves"  # an engine saves layer by layer, or whole blocks because of `reason`
+    CONNECTOR_PARTS = "connector.parts"  # blocks are shared over sizes; `reason`: why of equal size only
     CONNECTOR_NEW_GENERATION = "connector.new_generation"  # new weights or a reset: block keys change
     CONNECTOR_PASSPORT_UNTOLD = "connector.passport_untold"  # the passport file cannot be written
     CONNECTOR_OFF = "connector.off"  # an engine serves without the pool; `code` and `reason` say why
@@ -138,6 +148,8 @@ class Event(enum.StrEnum):
     CONNECTOR_STAGED = "connector.staged"  # blocks pass through staging memory over RDMA; `reason` says why
     CONNECTOR_POOL_SICK = "connector.pool_sick"  # calls failed; the circuit breaker opens for `pause_s`
     CONNECTOR_LOAD_FAILED = "connector.load_failed"  # blocks could not be loaded; `reason` says why
+    CONNECTOR_BLOCKS_DIFFER = "connector.blocks_differ"  # the pool had others than were computed; `writers`
+    CONNECTOR_SHADOW_OFF = "connector.shadow_off"  # hits are not verified as configured; `reason`
     HF_MODEL_LOADED = "hf.model_loaded"  # the small engine has its model; `seconds`, `kv_blocks`, `device`
     HF_STEP_FAILED = "hf.step_failed"  # a forward pass failed; the sequences in it end with an error
     HF_REQUEST_FINISHED = "hf.request_finished"  # one sequence is over; `outcome` says what its lookup found
@@ -147,6 +159,7 @@ class Event(enum.StrEnum):
     BATCH_STOPPED = "batch.stopped"  # a batch cannot go on, often because of a full disk; it is tried again
     BATCH_UNREADABLE = "batch.unreadable"  # what is kept of a file or batch cannot be read; see `path`
     GATEWAY_LISTENING = "gateway.listening"  # the gateway's HTTP port is open at `url`
+    GATEWAY_REPORTS_DROPPED = "gateway.reports_dropped"  # reports to the conductor are dropped; see `reason`
     PICKER_LISTENING = "picker.listening"  # the endpoint picker's port for Envoy is open at `target`
     PICKER_UNSUITABLE = "picker.unsuitable"  # the ext_proc filter of Envoy is set wrongly; see `reason`
     INSTANCES_CHANGED = "instances.changed"  # the gateway has a new list of instances
@@ -160,11 +173,18 @@ class Event(enum.StrEnum):
     MEMBER_NOT_ANNOUNCED = "member.not_announced"  # the conductor did not take this process into its list
     CONDUCTOR_LOST = "conductor.lost"  # the conductor does not answer; requests go round robin
     CONDUCTOR_FOUND = "conductor.found"  # the conductor answers again
+    LIMITS_DIVIDED = "limits.divided"  # no conductor: limits of tenants are fair shares of each gateway
+    LIMITS_SHARED = "limits.shared"  # the conductor divides limits of tenants again
+    BUDGET_NEAR = "budget.near"  # 80 % of a tenant's or a key's money for this month are spent
+    BUDGET_SPENT = "budget.spent"  # a tenant's or a key's money for this month is spent; refusals follow
+    BUDGET_UNPRICED = "budget.unpriced"  # budgets are set, but gateway.price_file is not: they limit nothing
     CONDUCTOR_REFUSED = "conductor.refused"  # the conductor answers with an error; requests go round robin
     LEG_FAILED = "leg.failed"  # one leg of a request failed; `again` says whether it is retried
     HANDOVER_MISSED = "handover.missed"  # a decode leg is sent again: its blocks will not arrive
     HANDOVER_GIVEN_UP = "handover.given_up"  # blocks will not come: waits for them at store nodes are ended
     ENGINE_DIED = "engine.died"  # an engine process ended during a request
+    CONSOLE_ACT_NOT_AUDITED = "console.act_not_audited"  # an act was done, and its entry could not be written
+    USAGE_LOST = "usage.lost"  # a gateway ended and could not write what it had counted of tenants' usage
     KEYS_RELOADED = "keys.reloaded"  # a file of API keys was read again
     KEY_ENDED = "key.ended"  # a key ended, and its requests under way with it; `key_id`, `count`
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file

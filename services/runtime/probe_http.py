@@ -16,7 +16,7 @@ import contextlib
 import hmac
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mooncache.errors import ConfigInvalid
@@ -38,14 +38,19 @@ Answer = tuple[int, str, bytes]
 
 
 class ProbeServer:
-    """Serves the paths. `readiness` and `serving` return "" for yes, otherwise the reason; `key` opens /metrics."""
+    """Serves the paths. `readiness` and `serving` return "" for yes, otherwise the reason; each of `keys` opens
+    /metrics."""
 
     def __init__(
-        self, metrics: Metrics, readiness: Callable[[], str], serving: Callable[[], str], key: str
+        self,
+        metrics: Metrics,
+        readiness: Callable[[], str],
+        serving: Callable[[], str],
+        keys: Callable[[], Sequence[str]],
     ) -> None:
         self._metrics = metrics
         self._asked = {"/ready": ("ready", readiness), "/serving": ("serving", serving)}
-        self._bearer = f"Bearer {key}"
+        self._keys = keys
         self._open = False
         self._server: asyncio.Server | None = None
         self._connection_count = 0
@@ -119,8 +124,9 @@ class ProbeServer:
         pairs = (line.partition(":") for line in header_lines)
         headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
         if not self._open:
-            presented = headers.get("authorization", "")
-            if not hmac.compare_digest(presented.encode(), self._bearer.encode()):
+            presented = headers.get("authorization", "").encode()
+            fits = [hmac.compare_digest(presented, f"Bearer {key}".encode()) for key in self._keys()]
+            if not any(fits):
                 return _text(401, "send the key of `mooncache token --metrics` as Authorization: Bearer")
         page, content_type = self._metrics.page_for(headers.get("accept", ""))
         return 200, content_type, page

@@ -84,39 +84,45 @@ class SignedCall:
 
     authorization: str
     mac: bytes = field(repr=False)
+    key: bytes = field(repr=False)
 
 
 class Prover:
-    """The caller's side: one for each channel, used from one event loop."""
+    """The caller's side: one for each channel, used from one event loop.
 
-    def __init__(self, token_text: str) -> None:
+    A source of tokens is asked at each call, so that calls prove the token that is there then.
+    """
+
+    def __init__(self, token: str | auth.TokenSource) -> None:
+        self._source = token
+        self._text = ""
         self._token: auth.Token | None = None
-        self._refusal: Unauthenticated | None = None
         self._key = b""
-        try:
-            self._token = auth.parse_token(token_text)
-        except Unauthenticated as error:
-            self._refusal = error  # said by the first call, not by the one who makes a channel
         self._session = secrets.token_hex(16)
         self._numbers = itertools.count(1)
         self._nonce = NO_NONCE
 
     def sign(self, path: str, request_digest: bytes) -> SignedCall:
         """Sign one call; a repeat needs a new signature. Raises Unauthenticated for a text that is not a token."""
-        if self._token is None:
-            raise self._refusal or Unauthenticated("No token was given.")
-        self._key = self._key or auth.derive_control_key(self._token.key)
-        who = _ALL_TENANTS if self._token.admin else self._token.tenant
+        token = self._present()
+        who = _ALL_TENANTS if token.admin else token.tenant
         signed = f"{_SCHEME} {who} {self._nonce} {self._session} {next(self._numbers)}"
         mac = call_mac(self._key, signed, path, request_digest)
-        return SignedCall(f"{signed} {mac.hex()}", mac)
+        return SignedCall(f"{signed} {mac.hex()}", mac, self._key)
+
+    def _present(self) -> auth.Token:
+        text = auth.text_of(self._source)
+        if self._token is None or text != self._text:
+            self._token = auth.parse_token(text)
+            self._text, self._key = text, auth.derive_control_key(self._token.key)
+        return self._token
 
     def proves(self, call: SignedCall, code: int, answer_digest: bytes, proof: str) -> bool:
         """Whether an answer comes from who knows the key; learns the nonce that it brings."""
         match = _ANSWER.fullmatch(proof)
         if match is None:
             return False
-        expected = answer_mac(self._key, call.mac, code, match[1], answer_digest)
+        expected = answer_mac(call.key, call.mac, code, match[1], answer_digest)
         if not hmac.compare_digest(expected, bytes.fromhex(match[2])):
             return False
         self._nonce = match[1]
@@ -190,7 +196,7 @@ class Gate:
 
     def __init__(
         self,
-        cluster: auth.Token,
+        cluster: auth.Token | auth.ValidTokens,
         now_s: Callable[[], float],
         *,
         sessions_max: int = SESSIONS_MAX,
@@ -202,12 +208,25 @@ class Gate:
         self._present = _Generation(now_s())
         self._before: _Generation | None = None
 
+        self._cluster = auth.FixedTokens(cluster) if isinstance(cluster, auth.Token) else cluster
+
         @lru_cache(maxsize=4096)
-        def key_of(who: str) -> bytes:
+        def key_of(who: str, secret: bytes) -> bytes:
             admin = who == _ALL_TENANTS
-            return auth.derive_control_key(cluster.key if admin else auth.derive_tenant_key(cluster.key, who))
+            return auth.derive_control_key(secret if admin else auth.derive_tenant_key(secret, who))
 
         self._key_of = key_of
+
+    def _proven(self, who: str, fits: Callable[[bytes], bool]) -> bytes:
+        """The caller's key that fits, of all valid tokens; empty when there is none. Each one is tried, whichever
+        it is."""
+        found = b""
+        for token in self._cluster.tokens:
+            key = self._key_of(who, token.key)
+            if fits(key):
+                found = key
+                self._cluster.used(token)
+        return found
 
     def admit(self, authorization: str, path: str, request_digest: bytes) -> Admitted:
         """Look at one call; never raises. A number is used up by a call that was proven, and by no other."""
@@ -218,10 +237,12 @@ class Gate:
         if match is None:
             return Admitted(self._present.nonce, _wrong_form(authorization))
         who, nonce, session, number, mac_text = match.groups()
-        key = self._key_of(who)
         mac = bytes.fromhex(mac_text)
-        expected = call_mac(key, authorization.rpartition(" ")[0], path, request_digest)
-        if not hmac.compare_digest(mac, expected):
+        signed = authorization.rpartition(" ")[0]
+        key = self._proven(
+            who, lambda key: hmac.compare_digest(mac, call_mac(key, signed, path, request_digest))
+        )
+        if not key:
             return Admitted(
                 self._present.nonce,
                 "The proof does not fit the token of this cluster; check that both ends use the same token file.",
@@ -246,7 +267,7 @@ class Gate:
             return Admitted(self._present.nonce, error.message)
         who = _ALL_TENANTS if presented.tenant is None else presented.tenant
         admitted = Admitted(self._present.nonce, "The control key is not one of this cluster.")
-        if hmac.compare_digest(presented.key, self._key_of(who)):
+        if self._proven(who, lambda key: hmac.compare_digest(presented.key, key)):
             admitted.identity = _identity(who)
         return admitted
 

@@ -16,7 +16,7 @@ LIVE: Final = frozenset(
     """
     logging.level
     gateway.requests_per_minute gateway.tokens_per_minute gateway.request_count_max gateway.tenant_request_count_max
-    gateway.body_bytes_max gateway.open_body_bytes_max gateway.tenant_body_bytes_max
+    gateway.tenant_token_count_max gateway.body_bytes_max gateway.open_body_bytes_max gateway.tenant_body_bytes_max
     gateway.first_token_timeout_s gateway.stall_timeout_s gateway.request_timeout_s gateway.prefill_attempts
     gateway.cors_origins
     """.split()  # noqa: SIM905  (a list of strings is no easier to read)

@@ -16,12 +16,13 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mooncache.errors import Unsupported
-from mooncache.proto.v1 import conductor_pb2, master_pb2, store_node_pb2, worker_pb2
+from mooncache.proto.v1 import conductor_pb2, master_pb2, process_pb2, store_node_pb2, worker_pb2
 
 MASTER_SERVICE: Final[ServiceDescriptor] = master_pb2.DESCRIPTOR.services_by_name["MasterService"]
 STORE_NODE_SERVICE: Final[ServiceDescriptor] = store_node_pb2.DESCRIPTOR.services_by_name["StoreNodeService"]
 CONDUCTOR_SERVICE: Final[ServiceDescriptor] = conductor_pb2.DESCRIPTOR.services_by_name["ConductorService"]
 WORKER_SERVICE: Final[ServiceDescriptor] = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+PROCESS_SERVICE: Final[ServiceDescriptor] = process_pb2.DESCRIPTOR.services_by_name["ProcessService"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ import secrets
 from collections.abc import Callable
 from typing import Final, Protocol
 
-import structlog
 from google.protobuf.message import DecodeError, Message
 
 from mooncache.auth import Identity
 from mooncache.errors import DeadlineExceeded, Internal, MooncacheError, PermissionDenied, ProtocolError
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.plain_structlog import structlog
 from mooncache.runtime.rpc import CallContext, RpcTable
 
 TIMEOUT_MAX_S: Final = 3600.0

@@ -13,26 +13,28 @@ import asyncio
 import os
 import signal
 import ssl
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from mooncache import auth
 from mooncache.config import Config, load
 from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.proto.v1 import process_pb2 as pb
 from mooncache.runtime import logs, service_manager, tls, tracing
 from mooncache.runtime.bind import check_bind, is_loopback
 from mooncache.runtime.clock import Clock, SystemClock
 from mooncache.runtime.duties import Duty, DutyRunner
+from mooncache.runtime.entry import EXIT_CONFIG, EXIT_FAILED, EXIT_OK
 from mooncache.runtime.grpc_server import GrpcServer, address
 from mooncache.runtime.health import LIVENESS, READINESS
+from mooncache.runtime.live_tokens import LOOK_S, LiveTokens
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import Metrics, RpcMetrics
+from mooncache.runtime.ops import get_tokens
 from mooncache.runtime.probe_http import ProbeServer
 from mooncache.runtime.reload import take_over
 from mooncache.runtime.rpc import RpcTable
 from mooncache.runtime.run_op import OpRunner
 
-EXIT_OK, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 SHUTDOWN_TIMEOUT_S = 10.0
 CERTIFICATE_LOOK_S = 5.0
 
@@ -73,10 +75,13 @@ class Service:
         self.clock: Clock = clock or SystemClock()
         self.started_ms = int(self.clock.wall_s() * 1e3)
         self.metrics = Metrics(metrics_name or name)
-        self.token, created = auth.load_or_create_cluster_token(config.cluster.token_path)
+        _, created = auth.load_or_create_cluster_token(config.cluster.token_path)
         if created:
             log.info(Event.AUTH_TOKEN_CREATED, path=str(config.cluster.token_path))
-        self.authenticator = auth.Authenticator(self.token)
+        self.tokens = LiveTokens(config.cluster.token_path, self.clock.wall_s)
+        self.authenticator = auth.Authenticator(self.tokens)
+        self._token_gauge = self.metrics.gauge("tokens_valid", "Cluster tokens that this process accepts.")
+        self._token_gauge.set(len(self.tokens.tokens))
         self._host, self._port, self._advertise_host = host, port, advertise_host or host
         self._metrics_port = metrics_port
         self._call_count_max = call_count_max
@@ -84,7 +89,10 @@ class Service:
         failures = self.metrics.counter("duty_failures", "Failures of background duties.", ("duty", "code"))
         self._duties = DutyRunner(self.clock, lambda duty, code: failures.labels(duty, code).inc())
         self._probe = ProbeServer(
-            self.metrics, self._readiness, self._serving_now, auth.metrics_key(self.token)
+            self.metrics,
+            self._readiness,
+            self._serving_now,
+            lambda: [auth.metrics_key(token) for token in self.tokens.tokens],
         )
         self._grpc: GrpcServer | None = None
         self.runner: OpRunner | None = None
@@ -126,6 +134,20 @@ class Service:
     def configured(self) -> None:
         """Called when `config` has changed while the process runs, by settings of `reload.LIVE` alone."""
 
+    async def tokens_changed(self) -> None:
+        """Called when other cluster tokens are valid, or another one signs: `tokens` has them."""
+
+    def token_uses(self) -> list[pb.TokenUse]:
+        """Who proves which of the valid tokens here, in the order of `tokens.tokens`."""
+        return [
+            pb.TokenUse(fingerprint=token.fingerprint, used_age_ms=self.tokens.used_age_ms(token))
+            for token in self.tokens.tokens
+        ]
+
+    def engine_token(self) -> str:
+        """Fingerprint of the token whose key this process' engine takes; "" without an engine."""
+        return ""
+
     async def shutdown(self) -> None:
         """Let go of everything; called last, also when start-up failed half-way."""
 
@@ -156,6 +178,28 @@ class Service:
         return states
 
     @property
+    def token(self) -> auth.Token:
+        """The cluster token that this process proves now."""
+        return self.tokens.signing
+
+    async def _look_at_tokens(self) -> None:
+        before, problem = self.tokens.set, self.tokens.problem
+        changed = await asyncio.to_thread(self.tokens.look)
+        if self.tokens.problem and self.tokens.problem != problem:
+            log.error(Event.AUTH_TOKENS_REFUSED, reason=self.tokens.problem)
+        if not changed:
+            return
+        now = self.tokens.set
+        await self.tokens_changed()
+        self._token_gauge.set(len(now.tokens))
+        log.warning(
+            Event.AUTH_TOKENS_CHANGED,
+            signs=now.signing.fingerprint,
+            accepted=[token.fingerprint for token in now.tokens],
+            withdrawn=[token.fingerprint for token in before.tokens if token not in now.tokens],
+        )
+
+    @property
     def grpc_target(self) -> str:
         """Address of the control service as others reach it; known once it listens."""
         return address(self._advertise_host, self._grpc.port if self._grpc else self._port)
@@ -183,11 +227,12 @@ class Service:
             self.runner = OpRunner(table, self.clock, RpcMetrics(self.metrics))
             self._grpc = GrpcServer(
                 self.runner,
-                self.token,
+                self.tokens,
                 self.clock,
                 call_count_max=self._call_count_max,
                 health=self.health,
                 settings=self.config.grpc,
+                process=get_tokens.table(self),
             )
             await self._grpc.start(self._host, self._port, credentials)
         if credentials is not None:
@@ -201,6 +246,7 @@ class Service:
         self.listening_now = True
         await self.listening()
         self._duties.start(self.duties())
+        self._duties.start([Duty("reload_tokens", self._look_at_tokens, LOOK_S)])
         if credentials is not None:
             self._duties.start([Duty("reload_certificates", self._certificates(), CERTIFICATE_LOOK_S)])
         log.info(Event.SERVICE_READY, grpc_target=self.grpc_target, metrics=self.metrics_address)
@@ -316,16 +362,6 @@ def run_service(name: str, config: Config, make: Callable[[], Service]) -> int:
     finally:
         tracing.shutdown()
     return EXIT_OK
-
-
-def main_of(run: Callable[[Config], int]) -> int:
-    """What `python -m mooncache.<service>` does: read the configuration, run; 2 for a wrong configuration."""
-    try:
-        config = load()
-    except MooncacheError as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_CONFIG
-    return run(config)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

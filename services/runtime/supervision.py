@@ -45,6 +45,8 @@ class RestartPolicy:
     first_restart_count_max: int | None = None
     """The same for a process that was never ready; None: no other number."""
     window_s: float = WINDOW_S
+    first_at_once: bool = False
+    """Whether a process that was ready, and ends for the first time within the window, is started again at once."""
 
 
 def pause_s(policy: RestartPolicy, ends: int, jitter: float) -> float:
@@ -128,7 +130,8 @@ class Supervision:
                 f"within {self.policy.window_s / 60:g} minutes: {why}"
             )
             return False
-        wait_s = pause_s(self.policy, len(self.ends), jitter)
+        at_once = self.policy.first_at_once and self.state == RunState.READY and len(self.ends) == 1
+        wait_s = 0.0 if at_once else pause_s(self.policy, len(self.ends), jitter)
         self.state, self.next_start_s = RunState.DOWN, now_s + wait_s
         self.reason = f"restarting in {wait_s:.1f} s: {why}"
         return True

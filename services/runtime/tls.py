@@ -7,15 +7,17 @@ With `tls.enabled` every port needs a certificate; with `tls.require_client_cert
 from __future__ import annotations
 
 import ssl
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
 from mooncache.config import TlsSection
 from mooncache.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    import urllib.request
 
 _FILE_BYTES_MAX = 1 << 20
 
@@ -133,6 +135,8 @@ def http_client_context(tls: TlsSection) -> ssl.SSLContext | None:
 
 def http_opener(url: str, tls: TlsSection) -> urllib.request.OpenerDirector:
     """For calls to a port of the cluster: past any proxy, and with the cluster's authority. Raises ConfigInvalid."""
+    import urllib.request  # every service reads this module, and few call by HTTP
+
     context = http_client_context(tls) if url.startswith("https:") else None
     secure = [urllib.request.HTTPSHandler(context=context)] if context is not None else []
     return urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure)

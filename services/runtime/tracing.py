@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal
 
-import structlog
-
 from mooncache.config import Config
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.plain_structlog import structlog
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"

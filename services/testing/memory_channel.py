@@ -21,6 +21,7 @@ from mooncache.auth import Identity
 from mooncache.errors import Closed, DeadlineExceeded, MasterUnavailable, MooncacheError
 from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import Clock
+from mooncache.runtime.plain_structlog import structlog
 from mooncache.runtime.rpc import MASTER_SERVICE, check_method, methods_of
 from mooncache.runtime.run_op import OpRunner
 
@@ -206,8 +207,10 @@ class MemoryChannel:
     ) -> Response:
         network = self._network
         data = request.SerializeToString()
-        # Under simulation even ids come from the seed.
-        how = _Call(self._authorization, f"{network.rng.getrandbits(64):016x}", timeout_s)
+        # Under simulation even ids come from the seed. What a call leads to has its id, as over a wire.
+        drawn = f"{network.rng.getrandbits(64):016x}"
+        request_id = str(structlog.contextvars.get_contextvars().get("request_id") or drawn)
+        how = _Call(self._authorization, request_id, timeout_s)
         if network.duplicates():
             self._send_late(method, data, how)
         if network.drops(self._source, self.target):

@@ -97,10 +97,10 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str) -> None:
 
 def test_secrets_are_not_shown() -> None:
     config = load(
-        env={"MOONCACHE_CLIENT_TOKEN": "mcc1.secret", "MOONCACHE_COORDINATION_ETCD_PASSWORD": "hunter"}
+        env={"MOONCACHE_CLIENT_TOKEN": "mcc1.swordfish", "MOONCACHE_COORDINATION_ETCD_PASSWORD": "hunter"}
     )
     shown = f"{explain(config)} {config!r} {to_toml(config)}"
-    assert "secret" not in shown
+    assert "swordfish" not in shown
     assert "hunter" not in shown
     with pytest.raises(ConfigInvalid) as caught:
         load(env={"MOONCACHE_CLIENT_TOKEN": "mcc1." + "f" * 300})

@@ -1,4 +1,4 @@
-"""A real etcd server on loopback, in a folder that goes away."""
+"""Third parties on loopback: a real etcd server, and the Leases of a Kubernetes API, in folders that go away."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import wait_until
+from tests.coordination.kubernetes_api import KubernetesApi, running_api
 from tests.ports import own_port
 from tests.processes import freeze
 
@@ -76,3 +77,9 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path) -> Iterator[KubernetesApi]:
+    with running_api(tmp_path / "kubernetes") as server:
+        yield server

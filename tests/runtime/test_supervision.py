@@ -36,6 +36,24 @@ def test_a_crash_is_followed_by_a_pause_and_a_start() -> None:
     assert engine.due(8.0)
 
 
+def test_what_worked_is_started_again_at_once_but_only_the_first_time() -> None:
+    policy = replace(POLICY, first_at_once=True)
+    service = Supervision(policy)
+    service.started(0)
+    service.heard(1)
+    service.ended(7, "signal SIGKILL", 1.0)
+    assert service.due(7)
+    service.started(7)
+    service.heard(8)
+    service.ended(9, "signal SIGKILL", 1.0)
+    assert not service.due(10.9)
+    assert service.due(11)
+    never_ready = Supervision(policy)
+    never_ready.started(0)
+    never_ready.ended(1, "exit code 1", 1.0)
+    assert not never_ready.due(1.9)
+
+
 def test_what_was_never_ready_is_given_up_sooner() -> None:
     policy = replace(POLICY, first_restart_count_max=1)
     engine = Supervision(policy)

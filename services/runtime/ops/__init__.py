@@ -1,0 +1,1 @@
+"""Control calls that every process answers beside its own service, one file each."""
