@@ -19,11 +19,11 @@ from mooncache.auth import parse_session_token
 from mooncache.client import results as res
 from mooncache.client.background_loop import wait_for
 from mooncache.client.buffers import Buffer
-from mooncache.client.control import Control
+from mooncache.client.control import Control, with_master
 from mooncache.client.engine import ClientCore
-from mooncache.client.keys import Key
+from mooncache.client.keys import Key, batch_keys, pack_keys
 from mooncache.client.limits import PREFETCH_BYTES
-from mooncache.client.options import ClientOptions, ConnectSettings, new_native
+from mooncache.client.options import ClientOptions, ConnectSettings, key_follower, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import AsyncReservation, AsyncReservationBatch
 from mooncache.client.shared_map import SharedMap
@@ -49,11 +49,13 @@ class AsyncClient:
         self._loop = asyncio.get_running_loop()
         self._pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="mooncache-io")
         self._control: Control | None = None
+        native = new_native(options)
         self._engine = ClientCore(
-            new_native(options),
+            native,
             default_timeout_s=options.timeout_s,
             default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
+            key=key_follower(options, native),
         )
         self._maps = SharedMap(self._engine)
         self._owns_pool = True
@@ -329,6 +331,18 @@ class AsyncClient:
     async def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
         """Unpin a batch; one code for each key."""
         return await self._run(self._engine.unpin_many, keys, timeout_s)
+
+    async def report_wrong(
+        self,
+        keys: Iterable[Key],
+        found: res.Deviation,
+        *,
+        tenant: str = "",
+        timeout_s: float | None = None,
+    ) -> res.WrongBlocks:
+        """Say that blocks are others than this process computed, as `Client.report_wrong`."""
+        control = with_master(self._control)
+        return await control.report_wrong(pack_keys(batch_keys(keys)), found, tenant, timeout_s)
 
     # --- blocks to come --------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from google.protobuf.message import Message
 
+from mooncache.auth import TokenSource
 from mooncache.client.master_link import parse_targets
 from mooncache.config import Config
 from mooncache.errors import (
@@ -47,12 +48,12 @@ class ConductorLink:
 
     Args:
         target: host:port, or several with commas between them, as in `cluster.conductor_target`.
-        token: the cluster token's text.
+        token: the cluster token's text, or where it comes from at each call.
         config: for TLS.
         listen: hear of a new leader at once; False for a command, which asks who leads before its first call.
     """
 
-    def __init__(self, target: str, token: str, config: Config, *, listen: bool = True) -> None:
+    def __init__(self, target: str, token: str | TokenSource, config: Config, *, listen: bool = True) -> None:
         self._targets = conductor_targets(target)
         credentials = tls.channel_credentials(config.tls)
         self._channels = [

@@ -7,14 +7,25 @@ import contextlib
 import random
 from collections.abc import Callable
 
+from mooncache.client.limits import check_timeout
 from mooncache.client.map_keeper import MapKeeper
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
-from mooncache.client.results import ClusterView
+from mooncache.client.results import AccusedWriter, ClusterView, Deviation, WrongBlocks
+from mooncache.client.writer import writer_number
+from mooncache.errors import Unsupported
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.clock import SystemClock
 
 _LOCATE_ATTEMPT_S = 1.0
+UNNAMED = "a client without a name"
+
+
+def with_master(control: Control | None) -> Control:
+    """The line to the master. Raises Unsupported for a client that knows its nodes and no master."""
+    if control is None:
+        raise Unsupported("This client has no master, or acts for a tenant of another one: ask that one.")
+    return control
 
 
 class Control:
@@ -44,6 +55,30 @@ class Control:
             "Locate", request, master_pb2.LocateResponse, limit_s, attempt_s=_LOCATE_ATTEMPT_S
         )
         return bytes(response.locations)
+
+    async def report_wrong(
+        self, keys: bytes, found: Deviation, tenant: str, timeout_s: float | None
+    ) -> WrongBlocks:
+        """Say that blocks are others than this process computed, as `Client.report_wrong`."""
+        assert self._link is not None
+        options = self._options
+        request = master_pb2.ReportWrongBlocksRequest(
+            tenant=tenant or options.tenant,
+            keys=keys,
+            verifier_id=writer_number(options.client_name, options.build),
+            verifier=options.client_name or UNNAMED,
+            dtype=found.dtype,
+            distance=found.distance,
+            tolerance=found.tolerance,
+        )
+        limit_s = options.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        answer = await self._link.call(
+            "ReportWrongBlocks", request, master_pb2.ReportWrongBlocksResponse, limit_s
+        )
+        writers = (
+            AccusedWriter(row.writer_id, row.instance, row.build, row.quarantined) for row in answer.writers
+        )
+        return WrongBlocks(tuple(answer.codes), tuple(writers))
 
     async def close(self) -> None:
         if self._task is not None:

@@ -32,6 +32,7 @@ from mooncache.client.locator import Locate, Locator
 from mooncache.client.native_call import call_native, map_rows
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.staging import Slices
+from mooncache.client.token_file import KeyFollower
 from mooncache.client.watch import AsyncBlockWatch, BlockWatch, known_index
 from mooncache.errors import OK, AlreadyExists, Closed, InvalidArgument, NotFound, UnknownNode
 from mooncache.runtime.logs import Event, get_logger
@@ -46,10 +47,6 @@ _log = get_logger(__name__)
 RDMA_LOOK_S = 1.0  # a look costs a small call several percent
 
 
-def _codes(answer: Sequence[object]) -> tuple[int, ...]:
-    return tuple(item if isinstance(item, int) else OK for item in answer)
-
-
 class ClientCore:
     """The blocking core of both clients. Thread-safe; `close` may be called from any thread and more than once."""
 
@@ -60,8 +57,9 @@ class ClientCore:
         default_timeout_s: float,
         locate: Locate | None,
         default_replicas: int = 1,
+        key: KeyFollower | None = None,
     ) -> None:
-        self._native = native
+        self._native, self._key = native, key
         self._default_timeout_s = check_timeout(default_timeout_s)
         self._default_replicas = default_replicas
         self._locate = locate
@@ -73,8 +71,7 @@ class ClientCore:
         self._map_version = 0
         self._direct = GpuDirect(DeviceStaging())
         self._rdma_open = False  # a node offers RDMA, and it is not known yet whether it can be used here
-        self._rdma_look_s = 0.0
-        self._rdma_logged = False
+        self._rdma_look_s, self._rdma_logged = 0.0, False
 
     # --- membership ------------------------------------------------------------------------------------------
 
@@ -121,6 +118,8 @@ class ClientCore:
             raise Closed("The client is closed. Make a new one with mooncache.connect().")
         if self._rdma_open and time.monotonic() >= self._rdma_look_s and not self.in_child:
             self._log_rdma()
+        if self._key is not None:
+            self._key.look()
         return self._native
 
     def _timeout(self, timeout_s: float | None) -> float:
@@ -284,7 +283,7 @@ class ClientCore:
     ) -> res.GetValues:
         answer = self._get_sized(lambda core: core.get_bytes, keys, timeout_s, cancel)
         return res.GetValues(
-            _codes(answer), tuple(item if isinstance(item, bytes) else None for item in answer)
+            res.codes_of(answer), tuple(item if isinstance(item, bytes) else None for item in answer)
         )
 
     def get_many_views(
@@ -292,7 +291,8 @@ class ClientCore:
     ) -> res.GetViews:
         answer = self._get_sized(lambda core: core.get_lent, keys, timeout_s, cancel)
         return res.GetViews(
-            _codes(answer), tuple(None if isinstance(item, int) else memoryview(item) for item in answer)
+            res.codes_of(answer),
+            tuple(None if isinstance(item, int) else memoryview(item) for item in answer),
         )
 
     def _get_sized(

@@ -23,3 +23,8 @@ def host_id() -> str:
         boot = ""
     digest = hashlib.blake2b(f"mooncache host v1\0{boot}\0{socket.gethostname()}".encode(), digest_size=8)
     return digest.hexdigest()
+
+
+def host_name() -> str:
+    """This machine's own name, for people."""
+    return socket.gethostname()[:100]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from mooncache._version import __version__
 from mooncache.client.conductor_link import ConductorLink
-from mooncache.client.host import host_id
+from mooncache.client.host import host_id, host_name
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -30,11 +29,6 @@ _NODE_STATES: Final = {
 }
 
 log = get_logger(__name__)
-
-
-def host_name() -> str:
-    """This machine's own name, for people."""
-    return socket.gethostname()[:100]
 
 
 def this_process(kind: pb.MemberKind, name: str, address: str, started_ms: int, host: str = "") -> pb.Member:

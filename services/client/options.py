@@ -10,12 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
-from mooncache.auth import SessionToken, parse_token, read_private_file, tenant_token
+from mooncache._version import __version__
+from mooncache.auth import SessionToken, parse_token, parse_token_file, read_private_file, tenant_token
 from mooncache.client.host import host_id
 from mooncache.client.limits import check_timeout
 from mooncache.client.master_link import parse_targets
 from mooncache.client.results import ClusterView, MapNodeState, NodeView
 from mooncache.client.state_dir import read_cluster_file
+from mooncache.client.token_file import Credentials, FollowedToken, KeyFollower
+from mooncache.client.writer import writer_settings
 from mooncache.config import Config, TlsSection, is_set, load
 from mooncache.errors import ConfigInvalid, InvalidArgument
 
@@ -36,7 +39,7 @@ _TOKEN_BYTES_MAX = 4096
 
 
 def read_token_file(path: Path) -> str:
-    """The one line of a token file.
+    """The token of a file that its reader shows: the one line, or the one that signs while there are two.
 
     Raises:
         ConfigInvalid: missing, unreadable, or readable by others.
@@ -46,7 +49,8 @@ def read_token_file(path: Path) -> str:
         "or start a cluster here with `mooncache up`."
     )
     data, _ = read_private_file(path, "The token file", _TOKEN_BYTES_MAX, missing)
-    return data.decode("ascii", "replace").strip()
+    text = data.decode("ascii", "replace").strip()
+    return parse_token_file(data, path).signing.text if "\n" in text else text
 
 
 def parse_static_node(text: str, index: int) -> NodeView:
@@ -81,6 +85,7 @@ class ConnectSettings(TypedDict, total=False):
     timeout_s: float | None
     connect_timeout_s: float | None
     client_name: str
+    build: str
     shm: bool | None
     lanes_per_node: int | None
     tls_ca: str | None
@@ -102,6 +107,7 @@ class ClientOptions:
     replicas: int
     connect_timeout_s: float
     client_name: str
+    build: str
     shm: bool
     lanes_per_node: int
     idle_timeout_s: float
@@ -110,6 +116,8 @@ class ClientOptions:
     tls: TlsSection
     rdma: dict[str, object]
     blast_radius: dict[str, object]
+    followed: FollowedToken | None = field(default=None, repr=False)
+    """The file that the token comes from; None for a text."""
 
     @classmethod
     def gather(
@@ -145,9 +153,13 @@ class ClientOptions:
             static = tuple(parse_static_node(text, index) for index, text in enumerate(nodes))
         else:
             targets, tls = _find_cluster(master, config, folder, tls)
-        text, key, name = _credentials(
+        followed = _followed(
             settings.get("token"), settings.get("token_file"), settings.get("tenant"), config
         )
+        if isinstance(followed, FollowedToken):
+            text, key, name = followed.credentials
+        else:
+            text, key, name = followed
         client = config.client
         return cls(
             targets=targets,
@@ -161,6 +173,7 @@ class ClientOptions:
             if connect_timeout_s is None
             else check_timeout(connect_timeout_s),
             client_name=settings.get("client_name") or f"python-{os.getpid()}",
+            build=settings.get("build") or f"mooncache {__version__}",
             shm=client.shm_enabled if shm is None else shm,
             lanes_per_node=lanes_per_node or LANES_PER_NODE,
             idle_timeout_s=client.idle_timeout_s,
@@ -169,6 +182,7 @@ class ClientOptions:
             tls=tls,
             rdma=config.rdma.native(),
             blast_radius=client.blast_radius(),
+            followed=followed if isinstance(followed, FollowedToken) else None,
         )
 
     def static_view(self) -> ClusterView:
@@ -190,7 +204,7 @@ class ClientOptions:
         return GrpcChannel(
             target,
             MASTER_SERVICE,
-            token=self.token,
+            token=self.followed or self.token,
             credentials=self._channel_credentials,
             unavailable_error=MasterUnavailable,
             server_name=self.tls.server_name,
@@ -233,16 +247,22 @@ def _tls(section: TlsSection, ca: str | None, cert: str | None, key: str | None)
     return TlsSection.model_validate({**section.model_dump(), "enabled": True, **given})
 
 
-def _credentials(
+def _followed(
     token: str | None, token_file: str | None, tenant: str | None, config: Config
-) -> tuple[str, bytes, str]:
-    """Text of the token to present, key of the tenant, name of the tenant."""
+) -> Credentials | FollowedToken:
+    """What the client shows: of a text, or of a file as it is whenever it is asked for."""
     if token is not None and token_file is not None:
         raise InvalidArgument("Give either token= or token_file=, not both.")
     if token is None and token_file is None and config.client.token:
         token = config.client.token
-    if token is None:
-        token = read_token_file(Path(token_file).expanduser() if token_file else config.cluster.token_path)
+    if token is not None:
+        return _credentials(token, tenant)
+    path = Path(token_file).expanduser() if token_file else config.cluster.token_path
+    return FollowedToken(path, lambda path: _credentials(read_token_file(path), tenant))
+
+
+def _credentials(token: str, tenant: str | None) -> Credentials:
+    """Of the text of a token. Raises Unauthenticated, InvalidArgument."""
     parsed = parse_token(token)
     if tenant is not None and tenant != parsed.tenant:
         if not parsed.admin:
@@ -252,6 +272,11 @@ def _credentials(
             )
         parsed = tenant_token(parsed, tenant)
     return parsed.text, parsed.tenant_key, parsed.tenant
+
+
+def key_follower(options: ClientOptions, native: NativeClient) -> KeyFollower | None:
+    """Keeps the native client's key as the token's file has it; None for a token that is no file's."""
+    return None if options.followed is None else KeyFollower(options.followed, native.set_key)
 
 
 def new_native(options: ClientOptions, session: SessionToken | None = None) -> NativeClient:
@@ -265,6 +290,7 @@ def new_native(options: ClientOptions, session: SessionToken | None = None) -> N
         "admin": False,
         "host_id": options.host_id,
         "client_name": options.client_name,
+        **writer_settings(options.client_name, options.build),
         "lanes_per_node": options.lanes_per_node,
         "idle_timeout_s": options.idle_timeout_s,
         "connect_timeout_s": min(options.connect_timeout_s, CONNECT_TIMEOUT_S),

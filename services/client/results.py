@@ -5,7 +5,7 @@ A miss is not an error: single `get` answers None, batches answer NOT_FOUND, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -141,6 +141,30 @@ class Prefetched(NamedTuple):
     size_bytes: int
 
 
+class Deviation(NamedTuple):
+    """How far blocks of the pool are from what this process computed, and how far they may be."""
+
+    distance: float
+    tolerance: float
+    dtype: str
+
+
+class AccusedWriter(NamedTuple):
+    """A writer of wrong blocks; `writer_id` 0: of no known writer, or of different ones at different nodes."""
+
+    writer_id: int
+    instance: str
+    build: str
+    quarantined: bool
+
+
+class WrongBlocks(NamedTuple):
+    """What became of wrong blocks: a code for each key (0: no node has it now), and their writers."""
+
+    codes: tuple[int, ...]
+    writers: tuple[AccusedWriter, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class BlockStat:
     """One block, as the node holds it from which it would be read."""
@@ -268,6 +292,11 @@ class TransportView:
 
 
 _TIERS = tuple(BlockTier)
+
+
+def codes_of(answer: Sequence[object]) -> tuple[int, ...]:
+    """The code of each item of a native answer: a number that is there in place of what was asked for."""
+    return tuple(item if isinstance(item, int) else OK for item in answer)
 
 
 def tier_name(tier: int) -> str:

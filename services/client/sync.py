@@ -16,11 +16,11 @@ from mooncache.auth import parse_session_token
 from mooncache.client import results as res
 from mooncache.client.background_loop import background_loop, wait_for
 from mooncache.client.buffers import Buffer
-from mooncache.client.control import Control
+from mooncache.client.control import Control, with_master
 from mooncache.client.engine import ClientCore
-from mooncache.client.keys import Key
+from mooncache.client.keys import Key, batch_keys, pack_keys
 from mooncache.client.limits import PREFETCH_BYTES
-from mooncache.client.options import ClientOptions, ConnectSettings, new_native
+from mooncache.client.options import ClientOptions, ConnectSettings, key_follower, new_native
 from mooncache.client.registered import RegisteredBuffer
 from mooncache.client.reservation import Reservation, ReservationBatch
 from mooncache.client.shared_map import SharedMap
@@ -44,7 +44,8 @@ class Client:
         nodes: work with these store nodes ("host:port" or "unix:/path") and without any master.
         timeout_s: default time limit of each call, in seconds.
         connect_timeout_s: time limit for the first contact, in seconds (5 when None).
-        client_name: shown in the nodes' logs.
+        client_name: shown in the nodes' logs, and in `mooncache writers` as the writer of what this client puts.
+        build: the engine behind the client, with its version, shown there too; default "mooncache VERSION".
         shm: use shared memory with nodes on this host.
         lanes_per_node: connections to each node for calls that move many bytes; small calls have one more.
         tls_ca, tls_cert, tls_key: PEM files; a CA turns TLS on, certificate and key make it mutual.
@@ -63,11 +64,13 @@ class Client:
         options = ClientOptions.gather(master, **settings)
         self._options = options
         self._control: Control | None = None
+        native = new_native(options)
         self._engine = ClientCore(
-            new_native(options),
+            native,
             default_timeout_s=options.timeout_s,
             default_replicas=options.replicas,
             locate=self._locate if options.targets else None,
+            key=key_follower(options, native),
         )
         self._maps = SharedMap(self._engine)
         if not options.targets:
@@ -370,6 +373,16 @@ class Client:
     def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
         """`unpin` for a batch, one code for each key."""
         return self._engine.unpin_many(keys, timeout_s)
+
+    def report_wrong(
+        self, keys: Iterable[Key], found: res.Deviation, *, tenant: str = "", timeout_s: float | None = None
+    ) -> res.WrongBlocks:
+        """Say that blocks are others than this process computed: they go, and their writer may be quarantined.
+
+        `tenant`: whose they are, else the client's. Raises Unsupported (no master, or an older one), PermissionDenied.
+        """
+        said = with_master(self._control).report_wrong(pack_keys(batch_keys(keys)), found, tenant, timeout_s)
+        return wait_for(said, self._loop, self._options.timeout_s if timeout_s is None else timeout_s)
 
     # --- blocks to come --------------------------------------------------------------------------------------
 

@@ -97,6 +97,15 @@ class Part:
                 process_group=0,
             )
 
+    def open_pidfd(self) -> int | None:
+        """A descriptor that can be read when its process has ended, the caller's to close; None when none runs."""
+        if self.process is None or self.process.poll() is not None:
+            return None
+        try:
+            return os.pidfd_open(self.process.pid)
+        except OSError:  # it has ended meanwhile, or no descriptors are left: who asks looks again later
+            return None
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal; nothing happens when it has ended."""
         if self.process is not None and self.process.poll() is None:

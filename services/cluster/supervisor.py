@@ -1,13 +1,15 @@
 """Keeping the processes of one machine running: each by itself, so that the end of one ends nothing else.
 
-A part that ends is started again at the same address, after a pause that grows while it keeps ending; one that has
-stopped answering is killed first. A part that keeps ending is given up, and everything else goes on. The rules are
-those of `mooncache.runtime.supervision`, by which a worker treats its engine.
+A part that ends is started again at the same address: at once the first time, since its clients wait, and after a pause
+that grows while it keeps ending. One that has stopped answering is killed first. A part that keeps ending is given up,
+and everything else goes on. The rules are those of `mooncache.runtime.supervision`, by which a worker treats its
+engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 from collections.abc import Awaitable, Callable
@@ -19,13 +21,15 @@ from mooncache.cluster.processes import Part, describe_exit
 from mooncache.runtime.clock import Clock, SystemClock
 from mooncache.runtime.log_files import trim
 from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
-from mooncache.runtime.tasks import cancel_all
+from mooncache.runtime.tasks import cancel_all, wait_for_event
 
 POLL_S: Final = 0.1
 PROBE_S: Final = 0.5
 SILENCE_S: Final = 3.0
 """Silence that `status` mentions; a busy process may be late by less."""
-SERVICE_POLICY: Final = RestartPolicy(start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0)
+SERVICE_POLICY: Final = RestartPolicy(
+    start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0, first_at_once=True
+)
 """Services start in seconds, so the first pauses are shorter than an engine's."""
 
 
@@ -109,13 +113,29 @@ class Supervisor:
         while run.state != RunState.GIVEN_UP:
             if run.state in (RunState.STARTING, RunState.READY) and part.exit_code is not None:
                 self._ended(part, run, describe_exit(part.exit_code))
+                if run.due(self.clock.now_s()):
+                    self._start(part, run)
             elif run.due(self.clock.now_s()):
                 self._start(part, run)
             elif run.state in (RunState.STARTING, RunState.READY) and self.clock.now_s() >= next_probe_s:
                 await self._look(part, run)
                 trim(part.log_path)
                 next_probe_s = self.clock.now_s() + PROBE_S
+            await self._pause(part)
+
+    async def _pause(self, part: Part) -> None:
+        """Until it is time to look again, or the kernel says that the part's process has ended."""
+        process = part.open_pidfd()
+        if process is None:
             await self.clock.sleep(POLL_S)
+            return
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(process, ended.set)
+        try:
+            await wait_for_event(ended, POLL_S)
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
 
     def _tell(self, part: Part, text: str, stage: PartStage = PartStage.BUSY) -> None:
         self.progress(part.name, PartNews(stage, text))

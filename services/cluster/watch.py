@@ -16,7 +16,6 @@ from typing import Any
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from mooncache.auth import load_cluster_token
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink
@@ -37,9 +36,9 @@ from mooncache.errors import (
 )
 from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2, worker_pb2
 from mooncache.runtime.clock import SystemClock
+from mooncache.runtime.entry import EXIT_CONFIG
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import WORKER_SERVICE
-from mooncache.runtime.service import EXIT_CONFIG
 from mooncache.runtime.tasks import cancel_all
 from mooncache.runtime.tls import channel_credentials, http_client_context
 
@@ -60,7 +59,8 @@ class Watch:
         self._state_dir = state_dir
         config = load(overrides={"cluster.state_dir": str(state_dir)})
         options = ClientOptions.gather(master=layout.master_target, token_file=str(token_path), config=config)
-        self._token = load_cluster_token(token_path).text
+        assert options.followed is not None
+        self._token = options.followed
         self._tls, self._credentials = options.tls, channel_credentials(options.tls)
         self._link = MasterLink(options.targets, options.master_channel, SystemClock(), random.Random())
         self._channels: dict[str, GrpcChannel] = {}
@@ -164,7 +164,7 @@ class Watch:
         """Models that the gateway offers."""
         scheme, _, address = self._layout.gateway_url.partition("://")
         context = http_client_context(self._tls) if scheme == "https" else None
-        status, body = await http_get(address, "/v1/models", token=self._token, tls=context)
+        status, body = await http_get(address, "/v1/models", token=self._token.text, tls=context)
         if status != 200:
             return []
         try:

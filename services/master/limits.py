@@ -39,6 +39,7 @@ class MasterLimits:
     copy_timeout_s: float = 60.0  # time for one copy call
     node_call_timeout_s: float = 5.0  # time for any other call to a node
     node_calls_max: int = 64  # calls to nodes at once
+    quarantine_alone_max: int = 1  # see core/accusations.py
     tenant_quotas_bytes: dict[str, int] = field(default_factory=dict)  # by tenant name
 
     @classmethod
@@ -53,4 +54,5 @@ class MasterLimits:
                 grace_s=section.repair_grace_s,
                 replicas=section.replicas,
             ),
+            quarantine_alone_max=section.quarantine_alone_max,
         )

@@ -10,8 +10,7 @@ import socket
 from collections.abc import Sequence
 
 from mooncache._version import __version__
-from mooncache.client.host import host_id
-from mooncache.client.members import host_name
+from mooncache.client.host import host_id, host_name
 from mooncache.config import Config
 from mooncache.coordination import Coordinator, MasterRecord, make_coordinator
 from mooncache.errors import NodeUnavailable
@@ -68,7 +67,7 @@ class MasterService(Service):
             return GrpcChannel(
                 target,
                 STORE_NODE_SERVICE,
-                token=self.token.text,
+                token=self.tokens,
                 credentials=credentials,
                 unavailable_error=NodeUnavailable,
                 server_name=self.config.tls.server_name,

@@ -16,6 +16,7 @@ from mooncache.auth import tenant_id
 from mooncache.coordination import MasterRecord
 from mooncache.kvcache.block_index import BlockIndex, native_index
 from mooncache.master import messages
+from mooncache.master.core.accusations import Accusations
 from mooncache.master.core.directory import Directory
 from mooncache.master.core.membership import Membership, Node, NodeState, Transition
 from mooncache.master.core.placement import Candidate, Domains
@@ -31,6 +32,7 @@ from mooncache.proto.v1 import common_pb2
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.quarantine import QuarantineTable
 from mooncache.runtime.tasks import wait_for_event
 from mooncache.runtime.tenant_limits import TenantTable
 
@@ -69,6 +71,8 @@ class MasterState:
         self.membership = Membership(limits.membership, limits.placement)
         self.ledger = TenantLedger(tenant_id, limits.tenant_quotas_bytes)
         self.tenants = TenantTable()  # the newest that is known; nodes keep it
+        self.quarantine = QuarantineTable()  # joined from the nodes', who keep it
+        self.accusations = Accusations(limits.quarantine_alone_max)
         self._targets_of: TenantTable | None = None  # the table that the next line was made from
         self._targets = Targets()
         self._make_index = make_index
@@ -263,6 +267,11 @@ class MasterState:
     def audit(self, ask: AuditAsk, start: int, entries_max: int, found_max: int) -> AuditPage:
         """Look at a part of the directory for copies that are missing or too close."""
         return self.directory.audit(ask, start, entries_max, found_max)
+
+    def next_change_ms(self, writer_id: int) -> int:
+        """When a change of a writer's entry in the quarantine is said to be: now, and behind the one before."""
+        known = self.quarantine.entries.get(writer_id)
+        return max(round(self.clock.wall_s() * 1e3), known.changed_wall_ms + 1 if known else 1)
 
     # --- housekeeping ------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """Copies blocks from another node to this one with the native client, as the tenant that owns them.
 
 Idea: the node holds the cluster's secret and can therefore prove any tenant's key to its peers. Blocks travel in
-batches of bounded bytes: sizes are asked first, then each batch is read (checksums checked) and put locally. One native
-client per tenant is kept for a few tenants; threads are bounded by `concurrency`.
+batches of bounded bytes: sizes are asked first, then each batch is read (checksums checked) and put locally. Where the
+caller gives a rate, batches are small and have turns (core/copy_pace.py). One native client per tenant is kept for a
+few tenants; threads are bounded by `concurrency`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mooncache.errors import (
     NotFound,
 )
 from mooncache.proto.v1 import common_pb2
+from mooncache.store_node.core.copy_pace import PIECE_BYTES, CopyPace
 
 if TYPE_CHECKING:
     from mooncache._native import Client as NativeClient
@@ -110,12 +112,16 @@ class NativeCopier:
         self._client_for = client_for
         self._peers: collections.OrderedDict[str, _Peer] = collections.OrderedDict()
         self._lock = threading.Lock()
+        self._pace = CopyPace()
+        self._closed = threading.Event()
         self._pool = concurrent.futures.ThreadPoolExecutor(concurrency, thread_name_prefix="mooncache-copy")
 
     async def copy(
-        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float
+        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float, bytes_per_s: int
     ) -> tuple[list[int], int]:
         """Copy packed `keys` of `tenant` from `source`.
+
+        bytes_per_s: of all calls with a rate together; 0: as fast as it goes.
 
         Returns:
             A stable code for each key and the number of bytes that moved.
@@ -129,7 +135,7 @@ class NativeCopier:
         loop = asyncio.get_running_loop()
         deadline_s = time.monotonic() + timeout_s
         return await loop.run_in_executor(
-            self._pool, self._copy, tenant, keys, view_of_node(source), deadline_s
+            self._pool, self._copy, tenant, keys, view_of_node(source), deadline_s, bytes_per_s
         )
 
     async def reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]:
@@ -153,7 +159,14 @@ class NativeCopier:
             for item, code in zip(own, codes, strict=True)
         ]
 
+    def set_keys(self, key_for: Callable[[str], bytes]) -> None:
+        """Prove other keys from now on: `key_for` a tenant."""
+        with self._lock:
+            for tenant, peer in self._peers.items():
+                peer.client.set_key(key_for(tenant))
+
     def close(self) -> None:
+        self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for peer in self._peers.values():
@@ -168,7 +181,9 @@ class NativeCopier:
                 self._peers.popitem(last=False)[1].client.close()
             return peer
 
-    def _copy(self, tenant: str, keys: bytes, source: NodeView, deadline_s: float) -> tuple[list[int], int]:
+    def _copy(
+        self, tenant: str, keys: bytes, source: NodeView, deadline_s: float, bytes_per_s: int
+    ) -> tuple[list[int], int]:
         peer = self._peer(tenant)
         index = peer.index_of(source)
         client = peer.client
@@ -196,14 +211,23 @@ class NativeCopier:
         for position, size in enumerate(sizes):
             if size is not None:
                 codes[position] = DeadlineExceeded.code  # until it is done
-        for group in batches(sizes, MAX_BATCH_BYTES):
-            if time.monotonic() >= deadline_s:
+        for group in batches(sizes, PIECE_BYTES if bytes_per_s else MAX_BATCH_BYTES):
+            if not self._turn(sum(sizes[i] or 0 for i in group), bytes_per_s, deadline_s):
                 break
             moved = self._copy_group(client, index, [wanted[i] for i in group], deadline_s)
             for position, (code, size) in zip(group, moved, strict=True):
                 codes[position] = code
                 copied_bytes += size
         return codes, copied_bytes
+
+    def _turn(self, size_bytes: int, bytes_per_s: int, deadline_s: float) -> bool:
+        """Wait until a piece may move; False when that is not before the deadline, or the copier is closed."""
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
+            return False
+        with self._lock:
+            wait_s = self._pace.take_turn(size_bytes, bytes_per_s, now_s, deadline_s - now_s)
+        return wait_s is not None and not self._closed.wait(wait_s)
 
     def _copy_group(
         self, client: NativeClient, source: int, keys: list[bytes], deadline_s: float

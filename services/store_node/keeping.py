@@ -15,24 +15,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
-from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.ports import UNIX_PATH_MAX
 from mooncache.store_node.descriptor_store import DescriptorStore
 from mooncache.store_node.holder import DETACHED, FILES_MAX, MESSAGE_BYTES_MAX, HolderError, send
-
-if TYPE_CHECKING:
-    from mooncache._native import StoreServer
 
 _CALL_S: Final = 2.0
 _START_S: Final = 10.0
 _IN_USE_S: Final = 5.0
 _POLL_S: Final = 0.05
-
-log = get_logger(__name__)
 
 
 class MemoryKeeper(Protocol):
@@ -173,27 +167,6 @@ def close_all(files: list[int]) -> None:
     """Close descriptors that `ask` gave."""
     for file in files:
         os.close(file)
-
-
-def leave_with_holder(server: StoreServer, keeping: MemoryKeeper) -> None:
-    """Say what became of the former process' memory, and leave this one's with the holder at once: memory that was
-    not adopted is given back before the new one is filled."""
-    kept = server.kept()
-    if kept["adopted"]:
-        log.info(
-            Event.NODE_MEMORY_ADOPTED,
-            blocks=kept["blocks"],
-            bytes=kept["bytes"],
-            refused=kept["refused"],
-            held_extents=kept["held_extents"],
-            seconds=round(kept["seconds"], 6),
-        )
-    else:
-        log.info(Event.NODE_MEMORY_COLD, reason=kept["why_not"] or "no memory was held for it")
-    try:
-        keeping.keep(kept["fds"])
-    except HolderError as why:
-        log.warning(Event.NODE_MEMORY_NOT_KEPT, reason=str(why))
 
 
 def keeping_of(config: Config, node_id: str) -> MemoryKeeper | None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mooncache.config import Config
 from mooncache.config.pool import StoreNodeSection
 from mooncache.errors import ConfigInvalid
-from mooncache.proto.v1 import common_pb2
 from mooncache.runtime.formats import CONTROL_MINOR, DATA_PLANE, DISK, FORMATS, KEPT_MEMORY
 from mooncache.runtime.ports import UNIX_PATH_MAX
-from mooncache.store_node.prefault import memory_left_bytes
-from mooncache.store_node.state import ArenaKind, NodeIdentity
+from mooncache.store_node.arena_kind import ArenaKind
+from mooncache.store_node.host_memory import memory_left_bytes
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.write_budget import write_bytes_per_s
+
+if TYPE_CHECKING:
+    from mooncache.proto.v1 import common_pb2
 
 _NODE_ID_FILE = "node.id"
 _HANDSHAKE_TIMEOUT_MS = 5_000
@@ -72,6 +75,8 @@ def check_arena(arena: dict[str, Any]) -> None:
 
 def segment_of(arena: dict[str, Any]) -> common_pb2.Segment:
     """What the native server says of its arena, as it is reported to the master."""
+    from mooncache.proto.v1 import common_pb2  # not before memory is adopted (opening.py)
+
     tier = common_pb2.TIER_HBM if arena["kind"] == ArenaKind.GPU else common_pb2.TIER_DRAM
     return common_pb2.Segment(id=0, tier=tier, capacity_bytes=arena["size_bytes"], kind=arena["kind"])
 

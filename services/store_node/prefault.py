@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
+import time
 from typing import Any, Protocol
 
 from mooncache.client.native_call import call_native
 from mooncache.errors import ConfigInvalid, NoSpace
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
-from mooncache.store_node.state import ArenaKind
+from mooncache.store_node.arena_kind import ArenaKind
+from mooncache.store_node.host_memory import memory_left_bytes
 
 _STEP_BYTES = 1 << 30
 _THREADS_MAX = 8
@@ -72,6 +73,33 @@ def describe(core: Arena) -> None:
     )
 
 
+def describe_kept(kept: dict[str, Any], why_not_kept: str) -> None:
+    """Say what became of the former process' memory, and why this one's is not kept."""
+    if kept["adopted"]:
+        log.info(
+            Event.NODE_MEMORY_ADOPTED,
+            blocks=kept["blocks"],
+            bytes=kept["bytes"],
+            refused=kept["refused"],
+            held_extents=kept["held_extents"],
+            seconds=round(kept["seconds"], 6),
+            threads=kept["threads"],
+        )
+    else:
+        log.info(Event.NODE_MEMORY_COLD, reason=kept["why_not"] or "no memory was held for it")
+    if why_not_kept:
+        log.warning(Event.NODE_MEMORY_NOT_KEPT, reason=why_not_kept)
+
+
+def describe_start(phases_s: dict[str, float]) -> None:
+    """Say in the log when the steps to an open data port had ended: seconds of the monotonic clock of this host."""
+    log.info(
+        Event.NODE_DATA_PORT_OPEN,
+        phases_s={phase: round(at_s, 4) for phase, at_s in phases_s.items()},
+        processor_s=round(time.process_time(), 3),
+    )
+
+
 def check_memory(needed_bytes: int, left_bytes: int) -> None:
     """Raises ConfigInvalid when the memory is not there."""
     if needed_bytes > left_bytes:
@@ -82,44 +110,3 @@ def _too_large(size_bytes: int, why: str) -> ConfigInvalid:
     return ConfigInvalid(
         f"There is no memory for {size_bytes >> 20} MiB of blocks: {why}. Set a smaller store_node.capacity_bytes."
     )
-
-
-def memory_left_bytes(root: Path = Path("/")) -> int:
-    """What this process may still take: of the host, and of each memory cgroup that it is in."""
-    left = [_available_bytes(root), *_cgroups_left_bytes(root)]
-    return max(0, min(left))
-
-
-def _available_bytes(root: Path) -> int:
-    try:
-        for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _cgroups_left_bytes(root: Path) -> list[int]:
-    """Of each group of cgroup v2 that has a limit: from this process' own to the root that it can see."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    left = []
-    for group in [Path(own), *Path(own).parents]:
-        folder = root / "sys/fs/cgroup" / str(group).lstrip("/")
-        try:
-            limit = (folder / "memory.max").read_text(encoding="ascii").strip()
-            used = int((folder / "memory.current").read_text(encoding="ascii"))
-            statistics = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-            # the kernel drops these pages of files before it refuses memory
-            cache = next(
-                (int(line.split()[1]) for line in statistics if line.startswith("inactive_file ")), 0
-            )
-            if limit != "max":
-                left.append(int(limit) - used + cache)
-        except (OSError, ValueError, IndexError):
-            continue
-    return left

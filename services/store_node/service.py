@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import secrets
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from mooncache._version import __version__
 from mooncache.auth import derive_tenant_key
-from mooncache.client.host import host_id
 from mooncache.client.map_keeper import view_of_node
 from mooncache.client.master_link import MasterLink, parse_targets
-from mooncache.client.members import host_name
 from mooncache.client.native_call import call_native
 from mooncache.config import Config
-from mooncache.config.labels import labels_of
-from mooncache.config.pool import StoreNodeSection
 from mooncache.errors import MasterUnavailable, MooncacheError, NodeUnavailable
-from mooncache.proto.v1 import common_pb2
+from mooncache.proto.v1 import common_pb2, process_pb2
 from mooncache.runtime.channel import Channel
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.grpc_channel import GrpcChannel
@@ -35,6 +28,8 @@ from mooncache.runtime.service import Service
 from mooncache.runtime.tls import channel_credentials
 from mooncache.store_node.background import (
     keep_membership,
+    keep_quarantine,
+    keep_writers,
     relay_native_log,
     release_spares,
     report_blocks,
@@ -44,35 +39,31 @@ from mooncache.store_node.background import (
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
-from mooncache.store_node.keeping import MemoryKeeper, close_all, keeping_of, leave_with_holder
+from mooncache.store_node.host_memory import memory_left_bytes
 from mooncache.store_node.metrics import NodeCollector
-from mooncache.store_node.native_settings import (
-    check_arena,
-    formats_of,
-    kept_node_id,
-    segment_of,
-    server_settings,
-    ssd_paths,
-    wanted_bytes,
-)
-from mooncache.store_node.object_store import ObjectWorkers, open_store
+from mooncache.store_node.native_settings import check_arena, formats_of, segment_of, ssd_paths
+from mooncache.store_node.opening import ServerOpening, tenants_file
 from mooncache.store_node.ops import (
     copy_blocks,
     diagnose,
     drop_blocks,
     get_node_status,
     get_tenants,
+    get_writers,
     pin_blocks,
     purge_tenant,
+    recall_writers,
     set_draining,
+    set_quarantine,
     set_tenants,
     unpin_blocks,
 )
-from mooncache.store_node.prefault import describe, memory_left_bytes, prefault
-from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.prefault import describe, describe_kept, describe_start, prefault
+from mooncache.store_node.quarantine import NodeQuarantine
+from mooncache.store_node.state import StoreNodeState
 from mooncache.store_node.surroundings import HostSurroundings
-from mooncache.store_node.tenant_keys import TenantKeys
-from mooncache.store_node.tenants import NodeTenants, encrypted_tenants
+from mooncache.store_node.tenants import NodeTenants
+from mooncache.store_node.writers import NodeWriters
 from mooncache.topology.core.host_facts import ArenaFacts, HostFacts
 from mooncache.topology.examine import examine
 
@@ -80,7 +71,7 @@ if TYPE_CHECKING:
     import grpc
 
     from mooncache._native import Client as NativeClient
-    from mooncache._native import ObjectRequests, StoreServer
+    from mooncache._native import StoreServer
 
 HANDLERS: dict[str, Handler] = {
     "CopyBlocks": copy_blocks.handle,
@@ -89,12 +80,14 @@ HANDLERS: dict[str, Handler] = {
     "UnpinBlocks": unpin_blocks.handle,
     "SetDraining": set_draining.handle,
     "SetTenants": set_tenants.handle,
+    "SetQuarantine": set_quarantine.handle,
     "GetTenants": get_tenants.handle,
     "PurgeTenant": purge_tenant.handle,
+    "GetWriters": get_writers.handle,
+    "RecallWriters": recall_writers.handle,
     "GetNodeStatus": get_node_status.handle,
     "Diagnose": diagnose.handle,
 }
-_TENANTS_FILE = "tenants.json"
 _MESSAGE_RECORDS_MAX = 65_536
 _COPIES_AT_ONCE = 2
 _STOP_NATIVE_S = 2.0
@@ -105,9 +98,14 @@ _DRAIN_TIMEOUT_S = 5.0  # control calls are short
 
 
 class StoreNodeService(Service):
-    """The store node as a service."""
+    """The store node as a service.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: the whole configuration.
+        opening: its native server, where that was begun already.
+    """
+
+    def __init__(self, config: Config, opening: ServerOpening | None = None) -> None:
         node = config.store_node
         super().__init__(
             "store_node",
@@ -122,9 +120,7 @@ class StoreNodeService(Service):
         self._server: StoreServer | None = None
         self._state: StoreNodeState | None = None
         self._credentials: grpc.ChannelCredentials | None = None
-        self._keeping: MemoryKeeper | None = None
-        self._objects: ObjectWorkers | None = None
-        self._keys: TenantKeys | None = None
+        self._opening = opening
 
     @property
     def state(self) -> StoreNodeState:
@@ -134,27 +130,20 @@ class StoreNodeService(Service):
     async def build(self) -> RpcTable:
         """Open the native server (its data port begins to serve here) and make the state."""
         node = self.config.store_node
-        identity = NodeIdentity(
-            node_id=node.node_id or kept_node_id(self.config.cluster.state_dir),
-            host_id=node.host_id or host_id(),
-            incarnation=secrets.randbits(63) | 1,
-            software_version=__version__,
-            started_wall_ms=self.started_ms,
-            labels=labels_of(node.labels),
-            host_name=host_name(),
-            pid=os.getpid(),
-        )
-        settings = server_settings(self.config, identity, wanted_bytes(node), self.token.key)
-        settings |= await asyncio.to_thread(self._disk_keys)
-        self._keeping = keeping_of(self.config, identity.node_id)
-        if node.shared_url:
-            settings["shared_objects"] = await self._object_store(node)
-        self._server = server = await self._open(settings)
+        if self._opening is None:
+            self._opening = await asyncio.to_thread(ServerOpening, self.config, self.token.key)
+        opening, identity = self._opening, self._opening.identity
+        imported_s = self.clock.now_s()
+        self._server = server = await asyncio.to_thread(opening.take)
+        if opening.keeping is not None:
+            describe_kept(server.kept(), opening.why_not_kept)
         check_arena(server.arena())
         describe(server)
         if node.prefault:
             await prefault(server, self.clock, is_adopted=server.kept()["adopted"])
+        call_native(server.set_secrets, [token.key for token in self.tokens.tokens])
         call_native(server.start)
+        describe_start({**opening.phases_s, "imported": imported_s, "open": self.clock.now_s()})
         self._credentials = channel_credentials(self.config.tls)
         clock, rng = self.clock, random.Random(identity.incarnation)
         targets = parse_targets(self.config.cluster.master_targets)
@@ -168,60 +157,39 @@ class StoreNodeService(Service):
             link=MasterLink(targets, self._master_channel, clock, rng),
             planner=ReportPlanner(_MESSAGE_RECORDS_MAX * RECORD_BYTES),
             spares=SpareCopies(node.spare_idle_s),
-            tenants=self._tenants(server),
+            tenants=self._tenants(server, opening),
+            writers=self._writers(server, identity.node_id),
+            quarantine=await asyncio.to_thread(self._quarantine, server, identity.node_id),
+            channel_for=self._node_channel,
             started_s=clock.now_s(),
             formats=formats_of(node),
         )
-        if self._objects is not None:
-            self._state.counters = self._objects.counters
+        if opening.objects is not None:
+            self._state.counters = opening.objects.counters
         self.metrics.registry.register(NodeCollector(self._state, server))
         return RpcTable(STORE_NODE_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
 
-    def _tenants(self, server: StoreServer) -> NodeTenants:
+    def _tenants(self, server: StoreServer, opening: ServerOpening) -> NodeTenants:
         """The tenants, with the limits that are in the file now."""
         tenants = NodeTenants(
-            server, self._tenants_file, lambda: round(self.clock.wall_s() * 1e3), self._keys
+            server, tenants_file(self.config), lambda: round(self.clock.wall_s() * 1e3), opening.keys
         )
         tenants.read_file()
         return tenants
 
-    async def _object_store(self, node: StoreNodeSection) -> ObjectRequests:
-        """The queue of the native server's calls on the object store, with threads that carry them out."""
-        from mooncache import _native
+    def _writers(self, server: StoreServer, node_id: str) -> NodeWriters:
+        """The writers, with the names that they had before."""
+        name = quote(node_id, safe="")
+        writers = NodeWriters(server, self.config.cluster.state_dir / f"writers-{name}.json")
+        writers.read_names()
+        return writers
 
-        store = await asyncio.to_thread(open_store, node.shared_url, node.shared_timeout_s, node.shared_calls)
-        requests = _native.ObjectRequests()
-        self._objects = ObjectWorkers(requests, store, node.shared_calls)
-        return requests
-
-    @property
-    def _tenants_file(self) -> Path:
-        return self.config.store_node.tenants_file or self.config.cluster.state_dir / _TENANTS_FILE
-
-    def _disk_keys(self) -> dict[str, object]:
-        """What the native server has to know of keys before its first block can go to a disk.
-
-        Raises:
-            ConfigInvalid: the folder with the keys cannot be read.
-        """
-        folder = self.config.store_node.tenant_keys_path
-        self._keys = TenantKeys(folder) if folder is not None else None
-        keys = self._keys.first() if self._keys is not None else {}
-        return {"disk_keys": keys, "encrypted_tenants": encrypted_tenants(self._tenants_file)}
-
-    async def _open(self, settings: dict[str, Any]) -> StoreServer:
-        """The native server, with the memory that a former process left where this node keeps its own."""
-        from mooncache import _native
-
-        if self._keeping is None:
-            return call_native(_native.StoreServer, settings)
-        files = await asyncio.to_thread(self._keeping.take)
-        try:
-            server = call_native(_native.StoreServer, {**settings, "keep_memory": True, "kept_fds": files})
-        finally:
-            close_all(files)
-        await asyncio.to_thread(leave_with_holder, server, self._keeping)
-        return server
+    def _quarantine(self, server: StoreServer, node_id: str) -> NodeQuarantine:
+        """Whose blocks are refused, as the node knew it before."""
+        name = quote(node_id, safe="")
+        quarantine = NodeQuarantine(server, self.config.cluster.state_dir / f"quarantine-{name}.json")
+        quarantine.read_file()
+        return quarantine
 
     def binds(self) -> Sequence[tuple[str, str]]:
         """The data port, too."""
@@ -245,16 +213,19 @@ class StoreNodeService(Service):
 
     def duties(self) -> Sequence[Duty]:
         state, server = self.state, self._server
-        assert server is not None, "build has not run"
-        keeping = self._keeping
+        assert server is not None and self._opening is not None, "build has not run"  # noqa: PT018
+        keeping = self._opening.keeping
         kept = (
             (Duty("tend_kept", lambda: tend_kept.run(server, keeping, self.clock)),)
             if keeping is not None
             else ()
         )
-        tenants = state.require_tenants()
+        tenants, writers = state.require_tenants(), state.require_writers()
+        quarantine = state.require_quarantine()
         return (
             *kept,
+            Duty("keep_writers", lambda: keep_writers.run(writers, self.clock)),
+            Duty("keep_quarantine", lambda: keep_quarantine.run(quarantine, self.clock)),
             Duty("tend_tenants", lambda: tend_tenants.run(tenants, self.clock)),
             Duty("keep_membership", lambda: keep_membership.run(state)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
@@ -296,12 +267,14 @@ class StoreNodeService(Service):
                 self._state.surroundings.close()
             if self._state.link is not None:
                 await self._state.link.close()
+        if self._state is not None and self._state.writers is not None and self._server is not None:
+            self._state.writers.keep_names()
         if self._server is not None:
             server, self._server = self._server, None
             relay_native_log.relay(server)
             server.stop(_STOP_NATIVE_S)
-        if self._objects is not None:
-            await asyncio.to_thread(self._objects.close)
+        if self._opening is not None:
+            await asyncio.to_thread(self._opening.close)
 
     def _endpoints(self, server: StoreServer) -> common_pb2.Endpoints:
         found = server.endpoints()
@@ -314,7 +287,7 @@ class StoreNodeService(Service):
         return GrpcChannel(
             target,
             MASTER_SERVICE,
-            token=self.token.text,
+            token=self.tokens,
             credentials=self._credentials,
             unavailable_error=MasterUnavailable,
             server_name=self.config.tls.server_name,
@@ -324,7 +297,7 @@ class StoreNodeService(Service):
         return GrpcChannel(
             target,
             STORE_NODE_SERVICE,
-            token=self.token.text,
+            token=self.tokens,
             credentials=self._credentials,
             unavailable_error=NodeUnavailable,
             server_name=self.config.tls.server_name,
@@ -345,6 +318,28 @@ class StoreNodeService(Service):
             memory_left_bytes=memory_left_bytes(),
             node_id=node_id,
         )
+
+    async def tokens_changed(self) -> None:
+        """Peers may prove these from now on; copies go over to the one that signs."""
+        server = self._server
+        assert server is not None, "build has not run"
+        call_native(server.set_secrets, [token.key for token in self.tokens.tokens])
+        if isinstance(self.state.copier, NativeCopier):
+            self.state.copier.set_keys(lambda tenant: derive_tenant_key(self.token.key, tenant))
+
+    def token_uses(self) -> list[process_pb2.TokenUse]:
+        """On the data port, too."""
+        assert self._server is not None, "build has not run"
+        return [
+            process_pb2.TokenUse(
+                fingerprint=token.fingerprint,
+                used_age_ms=self.tokens.used_age_ms(token, proven_unix_s),
+                connections=connections,
+            )
+            for token, (connections, proven_unix_s) in zip(
+                self.tokens.tokens, self._server.secret_uses(), strict=False
+            )
+        ]
 
     def _tenant_client(self, tenant: str) -> NativeClient:
         """A native client that proves a tenant's key: the node holds the secret that all of them come from."""

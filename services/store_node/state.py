@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
 from mooncache.client.master_link import MasterLink
 from mooncache.client.terms import Terms
 from mooncache.errors import Unsupported
 from mooncache.proto.v1 import common_pb2, store_node_pb2
+from mooncache.runtime.channel import Channel
 from mooncache.runtime.clock import Clock
 from mooncache.store_node.core.report_planner import ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
 from mooncache.store_node.fence import check_fence
+from mooncache.store_node.identity import NodeIdentity
+from mooncache.store_node.quarantine import NodeQuarantine
 from mooncache.store_node.surroundings import Surroundings
 from mooncache.store_node.tenants import NodeTenants
+from mooncache.store_node.writers import NodeWriters
 
 
 class NodeCore(Protocol):
@@ -38,32 +41,6 @@ class NodeCore(Protocol):
     def remove(self, tenant_id: int, keys: bytes, reason: int, /) -> list[int]: ...
     def pin(self, tenant_id: int, keys: bytes, ttl_ms: int, /) -> list[int]: ...
     def unpin(self, tenant_id: int, keys: bytes, /) -> list[int]: ...
-
-
-class ArenaKind(StrEnum):
-    """What the memory of an arena is, as the native server and messages name it."""
-
-    MEMORY = "memory"
-    HUGETLBFS = "hugetlbfs"
-    TMPFS = "tmpfs"
-    DAX = "dax"
-    FSDAX = "fsdax"
-    FILE = "file"
-    GPU = "gpu"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeIdentity:
-    """Who the node is. `incarnation` is drawn at every start: a new one means that the memory is new."""
-
-    node_id: str
-    host_id: str
-    incarnation: int
-    software_version: str
-    started_wall_ms: int
-    labels: Mapping[str, str] = field(default_factory=dict)
-    host_name: str = ""
-    pid: int = 0
 
 
 @dataclass(slots=True)
@@ -83,7 +60,7 @@ class Copier(Protocol):
     """Fetches blocks from another node and stores them here (see `copier.py`)."""
 
     async def copy(
-        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float
+        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float, bytes_per_s: int
     ) -> tuple[list[int], int]: ...
 
     async def reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]: ...
@@ -102,6 +79,10 @@ class StoreNodeState:
     link: MasterLink | None
     copier: Copier | None = None
     tenants: NodeTenants | None = None
+    writers: NodeWriters | None = None
+    quarantine: NodeQuarantine | None = None
+    channel_for: Callable[[str], Channel] | None = None
+    """A channel to the control port of another node."""
     surroundings: Surroundings | None = None
     planner: ReportPlanner = field(default_factory=ReportPlanner)
     spares: SpareCopies = field(default_factory=SpareCopies)
@@ -128,6 +109,18 @@ class StoreNodeState:
         if self.tenants is None:
             raise Unsupported("This node keeps no table of tenants.")
         return self.tenants
+
+    def require_writers(self) -> NodeWriters:
+        """Who wrote blocks here. Raises Unsupported for a node that does not know, as in simulations."""
+        if self.writers is None:
+            raise Unsupported("This node does not know who wrote its blocks.")
+        return self.writers
+
+    def require_quarantine(self) -> NodeQuarantine:
+        """Whose blocks are refused here. Raises Unsupported for a node that refuses none, as in simulations."""
+        if self.quarantine is None:
+            raise Unsupported("This node keeps no quarantine.")
+        return self.quarantine
 
     def require_surroundings(self) -> Surroundings:
         """The node's host and peers. Raises Unsupported for a node without them, as simulations have."""

@@ -69,6 +69,7 @@ METHODS = {
     "register_buffer",
     "remove",
     "remove_many",
+    "report_wrong",
     "reserve",
     "reserve_many",
     "stat",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mooncache.cluster import supervisor
 from mooncache.cluster.processes import Part, ServiceKind
 from mooncache.cluster.supervisor import SERVICE_POLICY, PartNews, PartStage, Supervisor
 from mooncache.runtime import log_files
@@ -213,3 +217,43 @@ def test_no_log_of_a_service_grows_for_ever(tmp_path: Path, monkeypatch: pytest.
     assert log.stat().st_size <= 1300
     assert 0 < (tmp_path / "master.log.1").stat().st_size <= 100
     assert world.news == []
+
+
+class RealPart(Part):
+    """A part whose process is real and does nothing."""
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+async def test_the_kernel_says_that_a_part_ended_and_it_is_started_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(supervisor, "POLL_S", 600.0)  # whoever looks notices nothing in time
+    part = RealPart("node-1", ServiceKind.STORE_NODE, {}, tmp_path / "node-1.log")
+    part.start()
+
+    async def answers(_part: Part) -> bool:
+        return True
+
+    again = asyncio.Event()
+
+    def tell(_name: str, news: PartNews) -> None:
+        if news.text == "started again":
+            again.set()
+
+    keeper = Supervisor({part.name: part}, SERVICE_POLICY, answers, tell, lambda: None)
+    running = asyncio.create_task(keeper.run(lambda: False))
+    try:
+        await asyncio.sleep(0)  # it watches
+        former = part.pid
+        os.kill(former, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            await again.wait()
+        assert part.pid != former
+        assert part.exit_code is None
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        part.send(signal.SIGKILL)
+        part.wait(10.0)

@@ -84,7 +84,7 @@ def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
                 lambda: staged.poll() is not None or "staged" in ready(running),
                 lambda: f"an engine with stages: {log.read_text(errors='replace')[-3000:]}",
                 timeout_s=START_S,
-                every_s=0.5,
+                every_s=3.0,  # each look is a process of its own, which takes turns from the engine that starts
             )
             assert staged.poll() is None, log.read_text(errors="replace")[-3000:]
             yield running

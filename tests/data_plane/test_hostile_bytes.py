@@ -154,6 +154,32 @@ def test_tenants_do_not_see_each_other(server: Any) -> None:
     assert sorted(server.tenants().values()) == ["one", "two"]
 
 
+def test_a_writers_hello_is_hostile_too(server: Any) -> None:
+    def said(number: int, instance: bytes, build: bytes = b"b", started: int = 1) -> bytes:
+        texts = b"".join(struct.pack("<H", len(part)) + part for part in (instance, build))
+        return struct.pack("<QQ", number, started) + texts
+
+    for refused in (b"", said(7, b"x" * 65), said(7, b"x", b"y" * 999), said(7, b"x")[:-1]):
+        with Peer(server) as peer:
+            assert peer.hello(writer=refused).code == ProtocolError.code
+            assert peer.closed()
+    with Peer(server) as stranger:
+        assert stranger.hello(writer=said(6, b"never proved")).code == 0
+    with Peer(server) as one, Peer(server) as thief, Peer(server) as former, Peer(server) as nobody:
+        one.login(writer=said(7, b"\xff\x00\n engine", started=2**64 - 1))
+        thief.login("two", writer=said(7, b"renamed"))
+        nobody.login(writer=said(0, b"no number"))
+        assert former.login().put([(key_of("former"), b"abc")]) == [0]
+        assert one.put([(key_of("one"), b"abcd")]) == [0]
+        assert nobody.put([(key_of("nobody"), b"abcde")]) == [0]
+        assert thief.put([(key_of("two"), b"abcdef")]) == [0]
+    found = {row["id"]: row for row in server.writers()}
+    assert set(found) == {0, 7}, "strangers take no place, and who has no number is unknown"
+    assert found[7]["instance"] == "??? engine", "the first name counts, and it can be printed"
+    assert found[7]["bytes"] == 4 + 6
+    assert found[0]["bytes"] == 3 + 5
+
+
 def test_a_client_that_dies_in_mid_put_leaves_nothing(server: Any) -> None:
     block = bytes(8 << 20)
     for cut in (10, 40, 200, 5000, 4 << 20):

@@ -17,6 +17,7 @@ HEADER = struct.Struct("<IBBHQQII")
 MAGIC = 0x314B434D
 HELLO, AUTH, PUT, GET, LOOKUP, RELEASE, RESERVE, WRITE, COMMIT, ABORT = range(1, 11)
 MATCH, REMOVE, PIN, UNPIN, STAT, READ, ATTACH, LIST, NODE_STAT, PING, ENDPOINT = range(11, 22)
+WRITER = 1 << 2  # flag of HELLO's own
 EXPOSE = 1 << 4  # flag of LOOKUP and RESERVE
 SECRET = bytes(range(32))
 
@@ -122,10 +123,18 @@ class Peer:
             pass
         return True
 
-    def hello(self, tenant: str = "default", admin: bool = False, nonce: bytes | None = None) -> Reply:
+    def hello(
+        self,
+        tenant: str = "default",
+        admin: bool = False,
+        nonce: bytes | None = None,
+        writer: bytes | None = None,
+    ) -> Reply:
+        """`writer`: what follows the flag that says who writes."""
         self.nonce = nonce or os.urandom(16)
-        meta = struct.pack("<HHI", 0, int(admin), os.getpid()) + self.nonce
-        return self.call(HELLO, meta + text(tenant) + text("test") + text("0"))
+        flags = int(admin) | (0 if writer is None else WRITER)
+        meta = struct.pack("<HHI", 0, flags, os.getpid()) + self.nonce
+        return self.call(HELLO, meta + text(tenant) + text("test") + text("0") + (writer or b""))
 
     def proof(self, challenge: bytes, tenant: str = "default", key: bytes | None = None) -> bytes:
         key = key or tenant_key(tenant)
@@ -133,8 +142,8 @@ class Peer:
             _native.blake3_keyed(key, b"mooncache hello c v1" + challenge + self.nonce + tenant.encode())
         )
 
-    def login(self, tenant: str = "default", admin: bool = False) -> Peer:
-        challenge = self.hello(tenant, admin)
+    def login(self, tenant: str = "default", admin: bool = False, writer: bytes | None = None) -> Peer:
+        challenge = self.hello(tenant, admin, writer=writer)
         assert challenge.code == 0, challenge
         key = SECRET if admin else tenant_key(tenant)
         answer = self.call(AUTH, self.proof(challenge.body[:16], tenant, key))

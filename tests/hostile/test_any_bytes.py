@@ -26,7 +26,8 @@ from mooncache.cluster.watch import reason_of
 from mooncache.conductor.messages import progress_of
 from mooncache.coordination import MasterRecord
 from mooncache.coordination.embedded import EmbeddedCoordinator
-from mooncache.coordination.etcd import _number, _record
+from mooncache.coordination.etcd import _number
+from mooncache.coordination.records import record_of
 from mooncache.errors import (
     ConfigInvalid,
     EngineFailed,
@@ -214,7 +215,7 @@ def test_the_words_of_a_process(text: str) -> None:
     | texts("master_id", "grpc_target").map(lambda text: text.encode(errors="replace"))
 )
 def test_what_etcd_holds(value: bytes) -> None:
-    record = _record(value)
+    record = record_of(value)
     assert record is None or isinstance(record.master_id, str)
     assert _number(value) >= 0
 

@@ -21,8 +21,9 @@ from mooncache.runtime.clock import LoopClock
 from mooncache.runtime.rpc import STORE_NODE_SERVICE, RpcTable
 from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.copier import NativeCopier
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.service import HANDLERS
-from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.state import StoreNodeState
 from tests.hostile.test_any_request import Steps, requests, send
 
 SECRET = b"any command".ljust(32, b".")

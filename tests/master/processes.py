@@ -11,10 +11,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 from mooncache import errors
+from mooncache.auth import load_cluster_token
+from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import MASTER_SERVICE
 from tests.conditions import until
+from tests.coordination.backends import Backend
+from tests.coordination.kubernetes_api import running_api
 from tests.ports import own_port
 
 T = TypeVar("T")
@@ -67,6 +73,23 @@ async def etcd(folder: Path) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
+async def election_by(backend: str, folder: Path, lease_s: float = 2) -> AsyncIterator[dict[str, str]]:
+    """What elects, etcd or a Lease; yields the settings of masters that use it."""
+    if backend == "lease":
+        with running_api(folder / "kubernetes") as api:
+            yield Backend(backend, api).env(lease_s)
+        return
+    if ETCD is None:
+        pytest.skip("no etcd here; install the Debian package etcd-server")
+    async with etcd(folder) as address:
+        yield {
+            "MOONCACHE_COORDINATION_BACKEND": "etcd",
+            "MOONCACHE_COORDINATION_ETCD_ENDPOINTS": address,
+            "MOONCACHE_COORDINATION_LEASE_S": str(lease_s),
+        }
+
+
+@contextlib.asynccontextmanager
 async def channel_to(target: str, token: str) -> AsyncIterator[GrpcChannel]:
     channel = GrpcChannel(target, MASTER_SERVICE, token=token)
     try:
@@ -88,3 +111,17 @@ async def eventually(probe: Callable[[], Awaitable[T | None]], limit_s: float = 
 
     await until(succeeded, timeout_s=limit_s)
     return found[0]
+
+
+async def leading_status(target: str, folder: Path) -> master_pb2.GetStatusResponse:
+    """Ask until the master leads."""
+
+    async def probe() -> master_pb2.GetStatusResponse | None:
+        token = load_cluster_token(folder / "cluster.token").text
+        async with channel_to(target, token) as call:
+            status = await call.call(
+                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 2.0
+            )
+            return status if status.leading else None
+
+    return await eventually(probe)

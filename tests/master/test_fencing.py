@@ -126,7 +126,7 @@ def test_a_stale_leader_cannot_finish_its_drain(monkeypatch: pytest.MonkeyPatch)
     virtual_time.run(scenario(), seed=1)
 
 
-READ_ONLY = {"Diagnose", "GetNodeStatus", "GetTenants"}
+READ_ONLY = {"Diagnose", "GetNodeStatus", "GetTenants", "GetWriters"}
 
 
 async def test_every_command_of_an_older_term_is_refused(tmp_path: Path) -> None:
@@ -171,6 +171,7 @@ def command(kind: Any, service: StoreNodeService, term: int) -> Any:
     values = {
         "tenant_id": tenant_id(DEFAULT_TENANT),
         "tenant": DEFAULT_TENANT,
+        "writer_ids": [1],
         "keys": KEYS[0],
         "ttl_ms": 60_000,
         "draining": True,

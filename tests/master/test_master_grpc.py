@@ -18,7 +18,7 @@ from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.formats import CONTROL_MINOR_AHEAD_MAX, CONTROL_MINOR_NOW
 from mooncache.runtime.grpc_channel import GrpcChannel
 from tests.master.model_index import ADD, record
-from tests.master.processes import ETCD, channel_to, etcd, eventually, master
+from tests.master.processes import channel_to, election_by, eventually, leading_status, master
 from tests.master.simulation.world import TENANT
 from tests.ports import own_port
 
@@ -223,63 +223,46 @@ async def test_the_process_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_p
 
 
 @pytest.mark.etcd
-@pytest.mark.skipif(ETCD is None, reason="no etcd here; install the Debian package etcd-server")
-async def test_a_standby_takes_over_empty_and_is_whole_again_after_reports(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["etcd", "lease"])
+async def test_a_standby_takes_over_empty_and_is_whole_again_after_reports(
+    tmp_path: Path, backend: str
+) -> None:
     create_cluster_token(tmp_path / "cluster.token")
     token = load_cluster_token(tmp_path / "cluster.token").text
     ports = own_port(), own_port()
     targets = [f"127.0.0.1:{port}" for port in ports]
-    async with etcd(tmp_path) as address:
-        settings = {
-            "MOONCACHE_COORDINATION_BACKEND": "etcd",
-            "MOONCACHE_COORDINATION_ETCD_ENDPOINTS": address,
-            "MOONCACHE_COORDINATION_LEASE_S": "2",
-        }
-        async with (
-            master(tmp_path, ports[0], MOONCACHE_MASTER_MASTER_ID="m0", **settings) as first,
-            channel_to(targets[0], token) as old,
-            channel_to(targets[1], token) as new,
-        ):
-            before = await leading_status(targets[0], tmp_path)
-            async with master(tmp_path, ports[1], MOONCACHE_MASTER_MASTER_ID="m1", **settings):
-                await register(old)
-                assert (await report_all(old, 1000)).acked_seq == 1000
+    async with (
+        election_by(backend, tmp_path) as settings,
+        master(tmp_path, ports[0], MOONCACHE_MASTER_MASTER_ID="m0", **settings) as first,
+        channel_to(targets[0], token) as old,
+        channel_to(targets[1], token) as new,
+    ):
+        before = await leading_status(targets[0], tmp_path)
+        async with master(tmp_path, ports[1], MOONCACHE_MASTER_MASTER_ID="m1", **settings):
+            await register(old)
+            assert (await report_all(old, 1000)).acked_seq == 1000
 
-                async def refusal() -> str | None:
-                    try:
-                        await register(new)
-                    except errors.NotLeader as refused:
-                        return refused.message if targets[0] in refused.message else None
-                    raise AssertionError("a standby registered a node")
+            async def refusal() -> str | None:
+                try:
+                    await register(new)
+                except errors.NotLeader as refused:
+                    return refused.message if targets[0] in refused.message else None
+                raise AssertionError("a standby registered a node")
 
-                await eventually(refusal)
-                first.kill()
-                after = await leading_status(targets[1], tmp_path)
-                assert after.term > before.term
-                assert after.epoch > before.epoch
-                assert after.block_count == 0
-                with pytest.raises(errors.UnknownNode):
-                    await new.call(
-                        "Heartbeat",
-                        master_pb2.HeartbeatRequest(node_id="a", incarnation=7),
-                        master_pb2.HeartbeatResponse,
-                        5.0,
-                    )
-                assert (await register(new)).want_full_report
-                await report_all(new, 1000)
-                whole = await leading_status(targets[1], tmp_path)
-                assert (whole.block_count, whole.directory_complete) == (1000, True)
-
-
-async def leading_status(target: str, folder: Path) -> master_pb2.GetStatusResponse:
-    """Ask until the master leads."""
-
-    async def probe() -> master_pb2.GetStatusResponse | None:
-        token = load_cluster_token(folder / "cluster.token").text
-        async with channel_to(target, token) as call:
-            status = await call.call(
-                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse, 2.0
-            )
-            return status if status.leading else None
-
-    return await eventually(probe)
+            await eventually(refusal)
+            first.kill()
+            after = await leading_status(targets[1], tmp_path)
+            assert after.term > before.term
+            assert after.epoch > before.epoch
+            assert after.block_count == 0
+            with pytest.raises(errors.UnknownNode):
+                await new.call(
+                    "Heartbeat",
+                    master_pb2.HeartbeatRequest(node_id="a", incarnation=7),
+                    master_pb2.HeartbeatResponse,
+                    5.0,
+                )
+            assert (await register(new)).want_full_report
+            await report_all(new, 1000)
+            whole = await leading_status(targets[1], tmp_path)
+            assert (whole.block_count, whole.directory_complete) == (1000, True)

@@ -195,6 +195,7 @@ def test_the_limit_is_kept_whatever_the_size_of_blocks() -> None:
         for at_s, step in done:
             assert sent <= limit * (at_s - began_s + 0.5) + TICK_S * limit, "never ahead of the budget"
             sent += step.size_bytes
+            assert step.bytes_per_s == limit * book.rules.pace > limit, "it comes piece by piece"
 
 
 def test_what_has_fewest_copies_comes_first_then_what_lies_in_memory() -> None:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import urllib.request
+from typing import Any
+
+import pytest
 
 import mooncache
+from mooncache.cli.app import run as cli
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
 
@@ -68,3 +73,14 @@ def stored(client: mooncache.Client, key: str, value: bytes) -> bool:
     except MooncacheError:
         return False
     return True
+
+
+def writer(cluster: EmbeddedCluster, name: str, **settings: Any) -> mooncache.Client:
+    return mooncache.connect(**cluster.client_settings(), client_name=name, build=f"{name} 1.0", **settings)
+
+
+def asked(cluster: EmbeddedCluster, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any]:
+    capsys.readouterr()
+    code = cli([*words, "--state-dir", str(cluster.settings.state_dir), "--json"])
+    out = capsys.readouterr().out
+    return code, json.loads(out) if out.strip() else None

@@ -15,6 +15,7 @@ from mooncache.config.pool import StoreNodeSection
 from mooncache.errors import ConfigInvalid, TransportUnavailable
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.reporting.output import console
+from mooncache.store_node.arena_kind import ArenaKind
 from mooncache.store_node.native_settings import (
     check_arena,
     quarter_of_memory_bytes,
@@ -22,7 +23,6 @@ from mooncache.store_node.native_settings import (
     wanted_bytes,
 )
 from mooncache.store_node.service import StoreNodeService
-from mooncache.store_node.state import ArenaKind
 from tests.client.conftest import make_cluster
 from tests.conditions import wait_until
 

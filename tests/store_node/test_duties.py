@@ -25,6 +25,7 @@ from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
 from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.background import keep_membership, report_blocks
 from mooncache.store_node.core.report_planner import RECORD_BYTES
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.ops import (
     copy_blocks,
     drop_blocks,
@@ -33,7 +34,7 @@ from mooncache.store_node.ops import (
     set_draining,
     unpin_blocks,
 )
-from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.state import StoreNodeState
 from tests import conditions
 
 # The clock of these tests moves with each turn of the event loop, so they look at each turn.
@@ -359,12 +360,14 @@ async def test_malformed_keys_are_refused(keys: bytes) -> None:
 
 async def test_copies_are_bounded_by_the_callers_deadline() -> None:
     seen: list[float] = []
+    rates: list[int] = []
 
     class Copier:
         async def copy(
-            self, tenant: str, keys: bytes, source: Any, timeout_s: float
+            self, tenant: str, keys: bytes, source: Any, timeout_s: float, bytes_per_s: int
         ) -> tuple[list[int], int]:
             seen.append(timeout_s)
+            rates.append(bytes_per_s)
             return [0], 5
 
         async def reads(self, tenant: str, keys: bytes, timeout_s: float) -> list[int | None]:
@@ -377,6 +380,9 @@ async def test_copies_are_bounded_by_the_callers_deadline() -> None:
     response = await copy_blocks.handle(state, request, CONTEXT)
     assert response.copied_bytes == 5
     assert seen[0] < 10.0
+    request.bytes_per_s = 7
+    await copy_blocks.handle(state, request, CONTEXT)
+    assert rates == [0, 7]
     request.source.node_id = "n1"
     with pytest.raises(InvalidArgument, match="itself"):
         await copy_blocks.handle(state, request, CONTEXT)

@@ -18,6 +18,7 @@ from mooncache._native import ObjectRequests
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.native_settings import server_settings
 from mooncache.store_node.object_store import (
     LIST,
@@ -28,7 +29,6 @@ from mooncache.store_node.object_store import (
     open_store,
     packed,
 )
-from mooncache.store_node.state import NodeIdentity
 from tests.conditions import wait_until
 from tests.s3_server import BUCKET, CREDENTIALS, S3Server, s3_server
 from tests.store_node.questions import counter, reaches, read, tier_of

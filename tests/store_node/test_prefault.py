@@ -10,7 +10,8 @@ import pytest
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.runtime.clock import SystemClock
-from mooncache.store_node.prefault import check_memory, memory_left_bytes, prefault
+from mooncache.store_node.host_memory import memory_left_bytes
+from mooncache.store_node.prefault import check_memory, prefault
 from mooncache.store_node.service import StoreNodeService
 
 MIB = 1 << 20

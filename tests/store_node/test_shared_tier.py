@@ -12,10 +12,10 @@ import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.metric_help import HELP
 from mooncache.store_node.metrics import families
 from mooncache.store_node.native_settings import server_settings
-from mooncache.store_node.state import NodeIdentity
 from tests.conditions import wait_until
 from tests.store_node.questions import counter, reaches, read, tier_of
 

@@ -15,8 +15,9 @@ from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.background import release_spares
 from mooncache.store_node.core import spare_copies
 from mooncache.store_node.core.spare_copies import SpareCopies
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.ops import copy_blocks
-from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.state import StoreNodeState
 from tests.store_node.test_duties import FakeCore, FastClock
 
 A, B, C = (bytes([number]) * 32 for number in range(3))
@@ -82,7 +83,9 @@ class FakePeers:
         self.asked: list[master_pb2.TrimBlocksRequest] = []
         self.away = False
 
-    async def copy(self, tenant: str, keys: bytes, source: Any, timeout_s: float) -> tuple[list[int], int]:
+    async def copy(
+        self, tenant: str, keys: bytes, source: Any, timeout_s: float, bytes_per_s: int
+    ) -> tuple[list[int], int]:
         found = [keys[at : at + 32] for at in range(0, len(keys), 32)]
         codes = [AlreadyExists.code if key in self.reads_of else OK for key in found]
         for key in found:

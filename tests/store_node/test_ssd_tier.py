@@ -16,9 +16,9 @@ import mooncache
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.config import Config, StoreNodeSection
 from mooncache.errors import ConfigInvalid, MooncacheError
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.metrics import families
 from mooncache.store_node.native_settings import server_settings, ssd_paths
-from mooncache.store_node.state import NodeIdentity
 from mooncache.store_node.write_budget import disk_bytes, write_bytes_per_s
 from tests.conditions import wait_until
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mooncache.auth import load_cluster_token
+from mooncache.auth import load_token_set
 from mooncache.client.state_dir import read_cluster_file
 from mooncache.cluster.joining.core.settings import SHARED, cluster_toml, tls_settings
 from mooncache.cluster.joining.inviting import InvitingMachine
@@ -91,7 +91,7 @@ def inviting_machine(
         folder,
         config.tls.cert_file,
         config.tls.key_file,
-        load_cluster_token(config.cluster.token_path).text,
+        load_token_set(config.cluster.token_path).text().strip(),
         tuple(targets),
         conductor,
         (host,),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from mooncache.auth import parse_token
+from mooncache.auth import parse_token_file
 from mooncache.cluster.joining.core.code import NONCE_BYTES, JoinCode, JoinSide, join_proof
 from mooncache.cluster.joining.core.invitation import RefusalReason, refusal_sentence
 from mooncache.cluster.joining.core.settings import check_shared, cluster_toml, joined_settings, tls_settings
@@ -174,9 +174,10 @@ class JoiningMachine:
 
     def _take(self, made: Path, answer: JoinAnswer, names: tuple[str, ...]) -> JoinResult:
         """Check what came and put it in place."""
-        token = parse_token(answer.token)
-        if not token.admin:
-            raise ProtocolError("The first machine handed over no cluster token.")
+        try:
+            tokens = parse_token_file(answer.token.encode(), made / TOKEN_FILE)
+        except ConfigInvalid:
+            raise ProtocolError("The first machine handed over no cluster token.") from None
         folder = self._state_dir / TLS_FOLDER
         shared = joined_settings(
             names[0], tuple(answer.master_targets), answer.conductor_target, answer.settings
@@ -184,7 +185,7 @@ class JoiningMachine:
         text = cluster_toml("mooncache join", {**shared, **tls_settings(str(folder.absolute()))})
         _write(made / "ca.pem", answer.authority)
         _write(made / "cert.pem", answer.certificate)
-        _write(made / TOKEN_FILE, token.text + "\n")
+        _write(made / TOKEN_FILE, tokens.text())
         _write(made / CLUSTER_SETTINGS, text)
         _check_pair(made)
         check_certificate(made / "ca.pem", made / "cert.pem", names[0])

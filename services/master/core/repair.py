@@ -321,9 +321,9 @@ class RepairBook:
             self._numbers += 1
             keys = tuple(block.key for block in blocks)
             size_bytes = sum(block.size_bytes for block in blocks)
-            self._ready.append(
-                (RepairStep(self._numbers, source, to, tenant_id, keys, size_bytes), tuple(blocks))
-            )
+            rate = self.rules.bytes_per_s * self.rules.pace
+            step = RepairStep(self._numbers, source, to, tenant_id, keys, size_bytes, rate)
+            self._ready.append((step, tuple(blocks)))
 
     def _target(
         self,

@@ -31,6 +31,8 @@ class RepairRules:
     keys_per_step: int = 1024
     step_s: float = 0.05
     """Bytes of one step: what the limit allows in this time, or one block."""
+    pace: float = 2.0
+    """The rate at which a step's blocks come into a node, over `bytes_per_s`: a step ends well before the next plan."""
     queue_max: int = 65_536
     """Blocks that wait for their copy."""
     page_entries: int = 65_536
@@ -142,6 +144,8 @@ class RepairStep:
     tenant_id: int
     keys: tuple[bytes, ...]
     size_bytes: int
+    bytes_per_s: float
+    """Of all steps into `target` together."""
 
 
 @dataclass(frozen=True, slots=True)

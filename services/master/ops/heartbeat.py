@@ -7,6 +7,7 @@ from mooncache.master.core.membership import Heartbeat, Node, SpaceUsage
 from mooncache.master.messages import rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.quarantine_messages import entries_of, quarantine_message
 from mooncache.runtime.rpc import CallContext
 from mooncache.runtime.tenant_limits import TenantTable
 
@@ -38,6 +39,9 @@ async def handle(
     state.apply(transitions)
     if len(request.tenant_names) <= TENANT_NAMES_MAX:
         state.learn_tenants(request.tenant_names)
+    if request.HasField("quarantine"):
+        state.quarantine = state.quarantine.joined(entries_of(request.quarantine))
+    differ = request.quarantine_mark != state.quarantine.mark()
     return master_pb2.HeartbeatResponse(
         epoch=members.epoch,
         term=members.term,
@@ -46,6 +50,8 @@ async def handle(
         lease_ms=round(state.limits.membership.dead_after_s * 1000),
         tenants=_newer_tenants(state, request),
         want_tenants=request.tenants_version > state.tenants.version,
+        quarantine=quarantine_message(state.quarantine) if differ else None,
+        want_quarantine=differ and bool(request.quarantine_mark),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mooncache.master.ops import (
     drain_node,
     get_cluster_map,
+    get_quarantine,
     get_repair,
     get_status,
     get_task,
@@ -20,6 +21,8 @@ from mooncache.master.ops import (
     remove_blocks,
     replicate_blocks,
     report_blocks,
+    report_wrong_blocks,
+    set_quarantine,
     set_tenant,
     trim_blocks,
     unpin_blocks,
@@ -38,6 +41,9 @@ ADMIN_ONLY = (
     "ListTenants",
     "PurgeTenant",
     "GetRepair",
+    "ReportWrongBlocks",
+    "SetQuarantine",
+    "GetQuarantine",
 )
 
 
@@ -64,6 +70,9 @@ def master_table(state: MasterState) -> RpcTable:
         "ListTenants": list_tenants.handle,
         "PurgeTenant": purge_tenant.handle,
         "GetRepair": get_repair.handle,
+        "ReportWrongBlocks": report_wrong_blocks.handle,
+        "SetQuarantine": set_quarantine.handle,
+        "GetQuarantine": get_quarantine.handle,
         "GetStatus": get_status.handle,
     }
     return RpcTable(MASTER_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

@@ -31,6 +31,7 @@ async def copy_blocks(
         timeout_ms=round(timeout_s * 1000),
         fence=fence(term, target),
         spare=spare,
+        bytes_per_s=round(step.bytes_per_s) if isinstance(step, RepairStep) else 0,
     )
     response = await state.nodes.call(
         target, "CopyBlocks", request, store_node_pb2.CopyBlocksResponse, timeout_s

@@ -29,4 +29,8 @@ class MasterMetrics:
             "repaired_blocks", "Copies that the repair asked for, by outcome.", ("code",)
         )
         self.repaired_bytes = metrics.counter("repaired_bytes", "Bytes that the repair copied.")
+        self.wrong_blocks = metrics.counter(
+            "wrong_blocks", "Blocks that an engine computed itself and found to be others."
+        )
+        self.quarantines = metrics.counter("quarantines", "Writers that were quarantined for wrong blocks.")
         self.broken_invariants = metrics.counter("broken_invariants", "Invariant checks that failed.")

@@ -164,6 +164,30 @@ class TenantTable(_message.Message):
     tenants: _containers.RepeatedCompositeFieldContainer[TenantLimits]
     def __init__(self, version: _Optional[int] = ..., tenants: _Optional[_Iterable[_Union[TenantLimits, _Mapping]]] = ...) -> None: ...
 
+class QuarantineEntry(_message.Message):
+    __slots__ = ("writer_id", "instance", "build", "changed_wall_ms", "released", "verifiers", "reason")
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    VERIFIERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    writer_id: int
+    instance: str
+    build: str
+    changed_wall_ms: int
+    released: bool
+    verifiers: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    def __init__(self, writer_id: _Optional[int] = ..., instance: _Optional[str] = ..., build: _Optional[str] = ..., changed_wall_ms: _Optional[int] = ..., released: _Optional[bool] = ..., verifiers: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class QuarantineTable(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[QuarantineEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[QuarantineEntry, _Mapping]]] = ...) -> None: ...
+
 class TenantFigures(_message.Message):
     __slots__ = ("tenant", "figures")
     class FiguresEntry(_message.Message):

@@ -88,6 +88,15 @@ class MemberPresence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MEMBER_PRESENCE_SILENT: _ClassVar[MemberPresence]
     MEMBER_PRESENCE_GONE: _ClassVar[MemberPresence]
     MEMBER_PRESENCE_STOPPED: _ClassVar[MemberPresence]
+
+class LimitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LIMIT_KIND_UNSPECIFIED: _ClassVar[LimitKind]
+    LIMIT_KIND_REQUESTS: _ClassVar[LimitKind]
+    LIMIT_KIND_TOKENS: _ClassVar[LimitKind]
+    LIMIT_KIND_CONCURRENCY: _ClassVar[LimitKind]
+    LIMIT_KIND_TOKENS_UNDER_WAY: _ClassVar[LimitKind]
+    LIMIT_KIND_MONEY: _ClassVar[LimitKind]
 INSTANCE_ROLE_UNSPECIFIED: InstanceRole
 INSTANCE_ROLE_PREFILL: InstanceRole
 INSTANCE_ROLE_DECODE: InstanceRole
@@ -143,6 +152,12 @@ MEMBER_PRESENCE_PRESENT: MemberPresence
 MEMBER_PRESENCE_SILENT: MemberPresence
 MEMBER_PRESENCE_GONE: MemberPresence
 MEMBER_PRESENCE_STOPPED: MemberPresence
+LIMIT_KIND_UNSPECIFIED: LimitKind
+LIMIT_KIND_REQUESTS: LimitKind
+LIMIT_KIND_TOKENS: LimitKind
+LIMIT_KIND_CONCURRENCY: LimitKind
+LIMIT_KIND_TOKENS_UNDER_WAY: LimitKind
+LIMIT_KIND_MONEY: LimitKind
 
 class Instance(_message.Message):
     __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
@@ -291,7 +306,7 @@ class ReportInstanceResponse(_message.Message):
     def __init__(self, role: _Optional[_Union[InstanceRole, str]] = ..., drain: _Optional[bool] = ..., want_full: _Optional[bool] = ..., role_pinned: _Optional[bool] = ..., report_interval_ms: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
 
 class ScheduleRequest(_message.Message):
-    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root", "pool_tenant", "known_term", "gateway_id", "offline")
+    __slots__ = ("request_id", "tenant", "model", "prompt_tokens", "keys", "content_keys", "max_output_tokens", "ttft_slo_ms", "tbt_slo_ms", "sequence_count", "exclude", "attempt", "no_prefill", "session", "priority", "passport_root", "pool_tenant", "known_term", "gateway_id", "offline", "gateway_run")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -312,6 +327,7 @@ class ScheduleRequest(_message.Message):
     KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     OFFLINE_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_RUN_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
     model: str
@@ -332,7 +348,8 @@ class ScheduleRequest(_message.Message):
     known_term: int
     gateway_id: str
     offline: bool
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ..., pool_tenant: _Optional[str] = ..., known_term: _Optional[int] = ..., gateway_id: _Optional[str] = ..., offline: _Optional[bool] = ...) -> None: ...
+    gateway_run: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ..., pool_tenant: _Optional[str] = ..., known_term: _Optional[int] = ..., gateway_id: _Optional[str] = ..., offline: _Optional[bool] = ..., gateway_run: _Optional[int] = ...) -> None: ...
 
 class Leg(_message.Message):
     __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms", "expected_ms")
@@ -455,7 +472,7 @@ class LegReport(_message.Message):
     def __init__(self, role: _Optional[_Union[LegRole, str]] = ..., instance_id: _Optional[str] = ..., sent_ms: _Optional[float] = ..., ended_ms: _Optional[float] = ..., code: _Optional[str] = ..., usage: _Optional[_Union[TokenUsage, _Mapping]] = ..., cache: _Optional[_Union[CacheReport, _Mapping]] = ...) -> None: ...
 
 class ReportProgressRequest(_message.Message):
-    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens", "prefill_may_follow", "shard_keys", "known_term")
+    __slots__ = ("decision_id", "phase", "elapsed_ms", "output_tokens", "more", "legs", "answer_is_whole", "code", "cached_tokens", "prefill_may_follow", "shard_keys", "known_term", "sequence", "waited_ms")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_MS_FIELD_NUMBER: _ClassVar[int]
@@ -468,6 +485,8 @@ class ReportProgressRequest(_message.Message):
     PREFILL_MAY_FOLLOW_FIELD_NUMBER: _ClassVar[int]
     SHARD_KEYS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    WAITED_MS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     phase: RequestPhase
     elapsed_ms: float
@@ -480,7 +499,9 @@ class ReportProgressRequest(_message.Message):
     prefill_may_follow: bool
     shard_keys: bytes
     known_term: int
-    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prefill_may_follow: _Optional[bool] = ..., shard_keys: _Optional[bytes] = ..., known_term: _Optional[int] = ...) -> None: ...
+    sequence: int
+    waited_ms: int
+    def __init__(self, decision_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., elapsed_ms: _Optional[float] = ..., output_tokens: _Optional[int] = ..., more: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ..., legs: _Optional[_Iterable[_Union[LegReport, _Mapping]]] = ..., answer_is_whole: _Optional[bool] = ..., code: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., prefill_may_follow: _Optional[bool] = ..., shard_keys: _Optional[bytes] = ..., known_term: _Optional[int] = ..., sequence: _Optional[int] = ..., waited_ms: _Optional[int] = ...) -> None: ...
 
 class ReportProgressResponse(_message.Message):
     __slots__ = ("term",)
@@ -519,20 +540,22 @@ class ListDecisionsResponse(_message.Message):
     def __init__(self, records_json: _Optional[_Iterable[str]] = ..., kept_max: _Optional[int] = ...) -> None: ...
 
 class ListInstancesRequest(_message.Message):
-    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart", "gateway", "known_term")
+    __slots__ = ("known_version", "wait_ms", "known_run", "passports_apart", "gateway", "known_term", "known_gateways")
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     KNOWN_RUN_FIELD_NUMBER: _ClassVar[int]
     PASSPORTS_APART_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     known_version: int
     wait_ms: int
     known_run: int
     passports_apart: bool
     gateway: Gateway
     known_term: int
-    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., known_term: _Optional[int] = ...) -> None: ...
+    known_gateways: int
+    def __init__(self, known_version: _Optional[int] = ..., wait_ms: _Optional[int] = ..., known_run: _Optional[int] = ..., passports_apart: _Optional[bool] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., known_term: _Optional[int] = ..., known_gateways: _Optional[int] = ...) -> None: ...
 
 class Gateway(_message.Message):
     __slots__ = ("gateway_id", "url", "software_version", "draining")
@@ -575,7 +598,7 @@ class InstanceView(_message.Message):
     def __init__(self, instance: _Optional[_Union[Instance, _Mapping]] = ..., load: _Optional[_Union[InstanceLoad, _Mapping]] = ..., assigned: _Optional[int] = ..., cached_blocks: _Optional[int] = ..., report_age_ms: _Optional[int] = ..., reason: _Optional[str] = ..., apart: _Optional[str] = ..., passport: _Optional[int] = ...) -> None: ...
 
 class ListInstancesResponse(_message.Message):
-    __slots__ = ("version", "instances", "delta", "gone", "passports", "run", "term")
+    __slots__ = ("version", "instances", "delta", "gone", "passports", "run", "term", "gateway_count")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
     DELTA_FIELD_NUMBER: _ClassVar[int]
@@ -583,6 +606,7 @@ class ListInstancesResponse(_message.Message):
     PASSPORTS_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_COUNT_FIELD_NUMBER: _ClassVar[int]
     version: int
     instances: _containers.RepeatedCompositeFieldContainer[InstanceView]
     delta: bool
@@ -590,7 +614,8 @@ class ListInstancesResponse(_message.Message):
     passports: _containers.RepeatedScalarFieldContainer[str]
     run: int
     term: int
-    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ..., delta: _Optional[bool] = ..., gone: _Optional[_Iterable[str]] = ..., passports: _Optional[_Iterable[str]] = ..., run: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+    gateway_count: int
+    def __init__(self, version: _Optional[int] = ..., instances: _Optional[_Iterable[_Union[InstanceView, _Mapping]]] = ..., delta: _Optional[bool] = ..., gone: _Optional[_Iterable[str]] = ..., passports: _Optional[_Iterable[str]] = ..., run: _Optional[int] = ..., term: _Optional[int] = ..., gateway_count: _Optional[int] = ...) -> None: ...
 
 class SetInstanceRequest(_message.Message):
     __slots__ = ("instance_id", "role", "drain")
@@ -758,7 +783,7 @@ class FollowConductorResponse(_message.Message):
     def __init__(self, run: _Optional[int] = ..., term: _Optional[int] = ..., role: _Optional[_Union[ConductorRole, str]] = ..., anew: _Optional[bool] = ..., entries: _Optional[_Iterable[_Union[JournalEntry, _Mapping]]] = ..., cursor: _Optional[int] = ..., more: _Optional[bool] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
-    __slots__ = ("age_ms", "registered", "reported", "decided", "progress", "wish", "copied", "explained", "gateway", "lost_decision_id", "member")
+    __slots__ = ("age_ms", "registered", "reported", "decided", "progress", "wish", "copied", "explained", "gateway", "lost_decision_id", "member", "named")
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
@@ -770,6 +795,7 @@ class JournalEntry(_message.Message):
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     LOST_DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     MEMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMED_FIELD_NUMBER: _ClassVar[int]
     age_ms: int
     registered: RegisterInstanceRequest
     reported: ReportInstanceRequest
@@ -781,7 +807,8 @@ class JournalEntry(_message.Message):
     gateway: Gateway
     lost_decision_id: str
     member: AnnounceMemberRequest
-    def __init__(self, age_ms: _Optional[int] = ..., registered: _Optional[_Union[RegisterInstanceRequest, _Mapping]] = ..., reported: _Optional[_Union[ReportInstanceRequest, _Mapping]] = ..., decided: _Optional[_Union[DecidedRequest, _Mapping]] = ..., progress: _Optional[_Union[ReportProgressRequest, _Mapping]] = ..., wish: _Optional[_Union[InstanceWish, _Mapping]] = ..., copied: _Optional[_Union[CopiedPrefix, _Mapping]] = ..., explained: _Optional[_Union[ExplainedDecision, _Mapping]] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., lost_decision_id: _Optional[str] = ..., member: _Optional[_Union[AnnounceMemberRequest, _Mapping]] = ...) -> None: ...
+    named: ResumeRequestsRequest
+    def __init__(self, age_ms: _Optional[int] = ..., registered: _Optional[_Union[RegisterInstanceRequest, _Mapping]] = ..., reported: _Optional[_Union[ReportInstanceRequest, _Mapping]] = ..., decided: _Optional[_Union[DecidedRequest, _Mapping]] = ..., progress: _Optional[_Union[ReportProgressRequest, _Mapping]] = ..., wish: _Optional[_Union[InstanceWish, _Mapping]] = ..., copied: _Optional[_Union[CopiedPrefix, _Mapping]] = ..., explained: _Optional[_Union[ExplainedDecision, _Mapping]] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., lost_decision_id: _Optional[str] = ..., member: _Optional[_Union[AnnounceMemberRequest, _Mapping]] = ..., named: _Optional[_Union[ResumeRequestsRequest, _Mapping]] = ...) -> None: ...
 
 class DecidedRequest(_message.Message):
     __slots__ = ("request", "plan", "pool_blocks", "record_head", "branch", "prefix_tokens", "fetch_tokens", "awaited_decision_id", "ttft_s", "queue_s", "ready_s", "compute_s", "handover_s", "wait_s")
@@ -870,18 +897,20 @@ class OpenRequest(_message.Message):
     def __init__(self, request: _Optional[_Union[ScheduleRequest, _Mapping]] = ..., plan: _Optional[_Union[ScheduleResponse, _Mapping]] = ..., age_ms: _Optional[int] = ..., reports: _Optional[_Iterable[_Union[ReportProgressRequest, _Mapping]]] = ...) -> None: ...
 
 class ResumeRequestsRequest(_message.Message):
-    __slots__ = ("known_term", "gateway", "requests", "open_decision_ids", "last")
+    __slots__ = ("known_term", "gateway", "requests", "open_decision_ids", "last", "gateway_run")
     KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     OPEN_DECISION_IDS_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_RUN_FIELD_NUMBER: _ClassVar[int]
     known_term: int
     gateway: Gateway
     requests: _containers.RepeatedCompositeFieldContainer[OpenRequest]
     open_decision_ids: _containers.RepeatedScalarFieldContainer[str]
     last: bool
-    def __init__(self, known_term: _Optional[int] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[OpenRequest, _Mapping]]] = ..., open_decision_ids: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ...) -> None: ...
+    gateway_run: int
+    def __init__(self, known_term: _Optional[int] = ..., gateway: _Optional[_Union[Gateway, _Mapping]] = ..., requests: _Optional[_Iterable[_Union[OpenRequest, _Mapping]]] = ..., open_decision_ids: _Optional[_Iterable[str]] = ..., last: _Optional[bool] = ..., gateway_run: _Optional[int] = ...) -> None: ...
 
 class ResumeRequestsResponse(_message.Message):
     __slots__ = ("term", "resumed_count", "closed_count")
@@ -966,3 +995,115 @@ class ListMembersResponse(_message.Message):
     role: ConductorRole
     pool_reason: str
     def __init__(self, members: _Optional[_Iterable[_Union[MemberView, _Mapping]]] = ..., wall_ms: _Optional[int] = ..., role: _Optional[_Union[ConductorRole, str]] = ..., pool_reason: _Optional[str] = ...) -> None: ...
+
+class LimitUse(_message.Message):
+    __slots__ = ("tenant", "kind", "limit", "slice", "used", "used_before", "wanted", "left", "key_id", "month", "ledger", "spent", "spent_all")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    USED_FIELD_NUMBER: _ClassVar[int]
+    USED_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    MONTH_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    SPENT_ALL_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    kind: LimitKind
+    limit: float
+    slice: float
+    used: float
+    used_before: float
+    wanted: float
+    left: float
+    key_id: str
+    month: int
+    ledger: str
+    spent: float
+    spent_all: float
+    def __init__(self, tenant: _Optional[str] = ..., kind: _Optional[_Union[LimitKind, str]] = ..., limit: _Optional[float] = ..., slice: _Optional[float] = ..., used: _Optional[float] = ..., used_before: _Optional[float] = ..., wanted: _Optional[float] = ..., left: _Optional[float] = ..., key_id: _Optional[str] = ..., month: _Optional[int] = ..., ledger: _Optional[str] = ..., spent: _Optional[float] = ..., spent_all: _Optional[float] = ...) -> None: ...
+
+class LeaseLimitsRequest(_message.Message):
+    __slots__ = ("gateway_id", "gateway_run", "sequence", "uses", "whole", "known_term")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_RUN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_TERM_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    gateway_run: int
+    sequence: int
+    uses: _containers.RepeatedCompositeFieldContainer[LimitUse]
+    whole: bool
+    known_term: int
+    def __init__(self, gateway_id: _Optional[str] = ..., gateway_run: _Optional[int] = ..., sequence: _Optional[int] = ..., uses: _Optional[_Iterable[_Union[LimitUse, _Mapping]]] = ..., whole: _Optional[bool] = ..., known_term: _Optional[int] = ...) -> None: ...
+
+class LimitLease(_message.Message):
+    __slots__ = ("slice", "left", "spent_all")
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    SPENT_ALL_FIELD_NUMBER: _ClassVar[int]
+    slice: float
+    left: float
+    spent_all: float
+    def __init__(self, slice: _Optional[float] = ..., left: _Optional[float] = ..., spent_all: _Optional[float] = ...) -> None: ...
+
+class LeaseLimitsResponse(_message.Message):
+    __slots__ = ("leases", "lease_ms", "run", "gateway_count", "term")
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    leases: _containers.RepeatedCompositeFieldContainer[LimitLease]
+    lease_ms: int
+    run: int
+    gateway_count: int
+    term: int
+    def __init__(self, leases: _Optional[_Iterable[_Union[LimitLease, _Mapping]]] = ..., lease_ms: _Optional[int] = ..., run: _Optional[int] = ..., gateway_count: _Optional[int] = ..., term: _Optional[int] = ...) -> None: ...
+
+class ListHotPrefixesRequest(_message.Message):
+    __slots__ = ("count", "name")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    name: int
+    def __init__(self, count: _Optional[int] = ..., name: _Optional[int] = ...) -> None: ...
+
+class HotPrefix(_message.Message):
+    __slots__ = ("name", "parent", "model", "pool_tenant", "first_block", "block_count", "tokens", "reads", "copies", "hosts", "keys")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    POOL_TENANT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    name: int
+    parent: int
+    model: str
+    pool_tenant: str
+    first_block: int
+    block_count: int
+    tokens: int
+    reads: float
+    copies: int
+    hosts: _containers.RepeatedScalarFieldContainer[str]
+    keys: bytes
+    def __init__(self, name: _Optional[int] = ..., parent: _Optional[int] = ..., model: _Optional[str] = ..., pool_tenant: _Optional[str] = ..., first_block: _Optional[int] = ..., block_count: _Optional[int] = ..., tokens: _Optional[int] = ..., reads: _Optional[float] = ..., copies: _Optional[int] = ..., hosts: _Optional[_Iterable[str]] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class ListHotPrefixesResponse(_message.Message):
+    __slots__ = ("prefixes", "counted")
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_FIELD_NUMBER: _ClassVar[int]
+    prefixes: _containers.RepeatedCompositeFieldContainer[HotPrefix]
+    counted: bool
+    def __init__(self, prefixes: _Optional[_Iterable[_Union[HotPrefix, _Mapping]]] = ..., counted: _Optional[bool] = ...) -> None: ...

@@ -123,7 +123,7 @@ class RegisterNodeResponse(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., want_full_report: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone", "tenants_version", "tenants")
+    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone", "tenants_version", "tenants", "quarantine_mark", "quarantine")
     class TenantNamesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,8 @@ class HeartbeatRequest(_message.Message):
     ARENA_GONE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_MARK_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     master_term: int
@@ -159,10 +161,12 @@ class HeartbeatRequest(_message.Message):
     arena_gone: bool
     tenants_version: int
     tenants: _common_pb2.TenantTable
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ..., tenants_version: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ...) -> None: ...
+    quarantine_mark: int
+    quarantine: _common_pb2.QuarantineTable
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ..., tenants_version: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., quarantine_mark: _Optional[int] = ..., quarantine: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term", "tenants", "want_tenants")
+    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term", "tenants", "want_tenants", "quarantine", "want_quarantine")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANT_FULL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +174,8 @@ class HeartbeatResponse(_message.Message):
     TERM_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     WANT_TENANTS_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    WANT_QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     want_full_report: bool
     commands: _containers.RepeatedScalarFieldContainer[NodeCommand]
@@ -177,7 +183,9 @@ class HeartbeatResponse(_message.Message):
     term: int
     tenants: _common_pb2.TenantTable
     want_tenants: bool
-    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., want_tenants: _Optional[bool] = ...) -> None: ...
+    quarantine: _common_pb2.QuarantineTable
+    want_quarantine: bool
+    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., want_tenants: _Optional[bool] = ..., quarantine: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ..., want_quarantine: _Optional[bool] = ...) -> None: ...
 
 class ReportBlocksRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "kind", "report_id", "first_seq", "last_seq", "part_index", "records")
@@ -520,6 +528,74 @@ class PurgeTenantResponse(_message.Message):
     PURGES_FIELD_NUMBER: _ClassVar[int]
     purges: _containers.RepeatedCompositeFieldContainer[_common_pb2.TenantPurge]
     def __init__(self, purges: _Optional[_Iterable[_Union[_common_pb2.TenantPurge, _Mapping]]] = ...) -> None: ...
+
+class ReportWrongBlocksRequest(_message.Message):
+    __slots__ = ("tenant", "keys", "verifier_id", "verifier", "dtype", "distance", "tolerance")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_ID_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    TOLERANCE_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    keys: bytes
+    verifier_id: int
+    verifier: str
+    dtype: str
+    distance: float
+    tolerance: float
+    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., verifier_id: _Optional[int] = ..., verifier: _Optional[str] = ..., dtype: _Optional[str] = ..., distance: _Optional[float] = ..., tolerance: _Optional[float] = ...) -> None: ...
+
+class AccusedWriter(_message.Message):
+    __slots__ = ("writer_id", "instance", "build", "quarantined")
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    writer_id: int
+    instance: str
+    build: str
+    quarantined: bool
+    def __init__(self, writer_id: _Optional[int] = ..., instance: _Optional[str] = ..., build: _Optional[str] = ..., quarantined: _Optional[bool] = ...) -> None: ...
+
+class ReportWrongBlocksResponse(_message.Message):
+    __slots__ = ("codes", "writers")
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    WRITERS_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[int]
+    writers: _containers.RepeatedCompositeFieldContainer[AccusedWriter]
+    def __init__(self, codes: _Optional[_Iterable[int]] = ..., writers: _Optional[_Iterable[_Union[AccusedWriter, _Mapping]]] = ...) -> None: ...
+
+class SetQuarantineRequest(_message.Message):
+    __slots__ = ("writer_id", "instance", "build", "released", "reason")
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    writer_id: int
+    instance: str
+    build: str
+    released: bool
+    reason: str
+    def __init__(self, writer_id: _Optional[int] = ..., instance: _Optional[str] = ..., build: _Optional[str] = ..., released: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetQuarantineResponse(_message.Message):
+    __slots__ = ("node_ids",)
+    NODE_IDS_FIELD_NUMBER: _ClassVar[int]
+    node_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class GetQuarantineRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetQuarantineResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: _common_pb2.QuarantineTable
+    def __init__(self, table: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

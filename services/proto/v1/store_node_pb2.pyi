@@ -26,7 +26,7 @@ class Fence(_message.Message):
     def __init__(self, term: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CopyBlocksRequest(_message.Message):
-    __slots__ = ("tenant_id", "tenant", "keys", "source", "timeout_ms", "fence", "spare")
+    __slots__ = ("tenant_id", "tenant", "keys", "source", "timeout_ms", "fence", "spare", "bytes_per_s")
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class CopyBlocksRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     SPARE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     tenant_id: int
     tenant: str
     keys: bytes
@@ -41,7 +42,8 @@ class CopyBlocksRequest(_message.Message):
     timeout_ms: int
     fence: Fence
     spare: bool
-    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., spare: _Optional[bool] = ...) -> None: ...
+    bytes_per_s: int
+    def __init__(self, tenant_id: _Optional[int] = ..., tenant: _Optional[str] = ..., keys: _Optional[bytes] = ..., source: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., spare: _Optional[bool] = ..., bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class CopyBlocksResponse(_message.Message):
     __slots__ = ("codes", "copied_bytes")
@@ -131,6 +133,20 @@ class NodeSetTenantsResponse(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
+class NodeSetQuarantineRequest(_message.Message):
+    __slots__ = ("table", "fence")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    table: _common_pb2.QuarantineTable
+    fence: Fence
+    def __init__(self, table: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class NodeSetQuarantineResponse(_message.Message):
+    __slots__ = ("mark",)
+    MARK_FIELD_NUMBER: _ClassVar[int]
+    mark: int
+    def __init__(self, mark: _Optional[int] = ...) -> None: ...
+
 class NodeGetTenantsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -156,6 +172,100 @@ class NodePurgeTenantResponse(_message.Message):
     PURGE_FIELD_NUMBER: _ClassVar[int]
     purge: _common_pb2.TenantPurge
     def __init__(self, purge: _Optional[_Union[_common_pb2.TenantPurge, _Mapping]] = ...) -> None: ...
+
+class GetWritersRequest(_message.Message):
+    __slots__ = ("tenant", "keys")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    keys: bytes
+    def __init__(self, tenant: _Optional[str] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
+class WriterFigures(_message.Message):
+    __slots__ = ("writer_id", "instance", "build", "started_unix_s", "block_count", "memory_bytes", "disk_block_count", "disk_bytes", "first_unix_s", "last_unix_s")
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    LAST_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    writer_id: int
+    instance: str
+    build: str
+    started_unix_s: int
+    block_count: int
+    memory_bytes: int
+    disk_block_count: int
+    disk_bytes: int
+    first_unix_s: int
+    last_unix_s: int
+    def __init__(self, writer_id: _Optional[int] = ..., instance: _Optional[str] = ..., build: _Optional[str] = ..., started_unix_s: _Optional[int] = ..., block_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., disk_block_count: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., first_unix_s: _Optional[int] = ..., last_unix_s: _Optional[int] = ...) -> None: ...
+
+class BlockOrigin(_message.Message):
+    __slots__ = ("writer_id", "written_unix_s")
+    WRITER_ID_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    writer_id: int
+    written_unix_s: int
+    def __init__(self, writer_id: _Optional[int] = ..., written_unix_s: _Optional[int] = ...) -> None: ...
+
+class GetWritersResponse(_message.Message):
+    __slots__ = ("writers", "origins", "refused_count")
+    WRITERS_FIELD_NUMBER: _ClassVar[int]
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    writers: _containers.RepeatedCompositeFieldContainer[WriterFigures]
+    origins: _containers.RepeatedCompositeFieldContainer[BlockOrigin]
+    refused_count: int
+    def __init__(self, writers: _Optional[_Iterable[_Union[WriterFigures, _Mapping]]] = ..., origins: _Optional[_Iterable[_Union[BlockOrigin, _Mapping]]] = ..., refused_count: _Optional[int] = ...) -> None: ...
+
+class RecallWritersRequest(_message.Message):
+    __slots__ = ("writer_ids", "since_unix_s", "until_unix_s", "dry_run", "refuse_s", "fence")
+    WRITER_IDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    REFUSE_S_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
+    writer_ids: _containers.RepeatedScalarFieldContainer[int]
+    since_unix_s: int
+    until_unix_s: int
+    dry_run: bool
+    refuse_s: int
+    fence: Fence
+    def __init__(self, writer_ids: _Optional[_Iterable[int]] = ..., since_unix_s: _Optional[int] = ..., until_unix_s: _Optional[int] = ..., dry_run: _Optional[bool] = ..., refuse_s: _Optional[int] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
+
+class RecallReceipt(_message.Message):
+    __slots__ = ("node_id", "code", "block_count", "memory_bytes", "held_block_count", "disk_block_count", "disk_bytes", "failed_block_count", "ended_wall_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HELD_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DISK_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_WALL_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    code: int
+    block_count: int
+    memory_bytes: int
+    held_block_count: int
+    disk_block_count: int
+    disk_bytes: int
+    failed_block_count: int
+    ended_wall_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., code: _Optional[int] = ..., block_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., held_block_count: _Optional[int] = ..., disk_block_count: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., failed_block_count: _Optional[int] = ..., ended_wall_ms: _Optional[int] = ...) -> None: ...
+
+class RecallWritersResponse(_message.Message):
+    __slots__ = ("receipt",)
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    receipt: RecallReceipt
+    def __init__(self, receipt: _Optional[_Union[RecallReceipt, _Mapping]] = ...) -> None: ...
 
 class GetNodeStatusRequest(_message.Message):
     __slots__ = ()

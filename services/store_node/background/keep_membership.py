@@ -15,6 +15,7 @@ from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.backoff import Backoff
 from mooncache.runtime.formats import CONTROL_MINOR_NOW
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.quarantine_messages import entries_of, quarantine_message
 from mooncache.runtime.tenant_limits import TenantTable
 from mooncache.store_node.state import StoreNodeState, arena_gone, stat
 
@@ -129,7 +130,7 @@ async def heartbeat(state: StoreNodeState) -> None:
         MooncacheError: no master answered.
     """
     assert state.link is not None
-    stats, tenants = state.core.stats(), state.tenants
+    stats, tenants, quarantine = state.core.stats(), state.tenants, state.quarantine
     response = await state.link.call_once(
         "Heartbeat",
         master_pb2.HeartbeatRequest(
@@ -147,6 +148,10 @@ async def heartbeat(state: StoreNodeState) -> None:
             arena_gone=arena_gone(stats),
             tenants_version=tenants.table.version if tenants is not None else 0,
             tenants=tenants.table.to_message() if tenants is not None and tenants.wanted else None,
+            quarantine_mark=quarantine.table.mark() if quarantine is not None else 0,
+            quarantine=quarantine_message(quarantine.table)
+            if quarantine is not None and quarantine.wanted
+            else None,
         ),
         master_pb2.HeartbeatResponse,
         min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
@@ -162,6 +167,9 @@ async def heartbeat(state: StoreNodeState) -> None:
         tenants.wanted = response.want_tenants
         if response.HasField("tenants"):
             tenants.take(TenantTable.from_message(response.tenants))
+    if quarantine is not None:
+        quarantine.wanted = response.want_quarantine
+        quarantine.take(entries_of(response.quarantine))
     for command in response.commands:
         if command == master_pb2.NODE_COMMAND_DRAIN_ON:
             _drain(state, draining=True)

@@ -7,9 +7,11 @@ from mooncache.errors import OK, Draining, InvalidArgument, Unsupported
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.runtime.rpc import CallContext
 from mooncache.store_node.ops.checks import check_keys
+from mooncache.store_node.origins import take_over_origins
 from mooncache.store_node.state import StoreNodeState
 
 _SLACK_S = 0.25
+_ORIGINS_S = 2.0
 
 
 async def handle(
@@ -28,8 +30,13 @@ async def handle(
     limit_s = max(0.05, context.timeout_s - _SLACK_S)
     if request.timeout_ms:
         limit_s = min(limit_s, request.timeout_ms / 1000.0)
-    codes, copied_bytes = await state.copier.copy(request.tenant, request.keys, request.source, limit_s)
+    codes, copied_bytes = await state.copier.copy(
+        request.tenant, request.keys, request.source, limit_s, request.bytes_per_s
+    )
     state.count("copied_bytes", copied_bytes)
+    await take_over_origins(
+        state, request.source, request.tenant, request.keys, codes, min(_ORIGINS_S, limit_s)
+    )
     if request.spare:
         made = [key for key, code in zip(split_keys(request.keys), codes, strict=True) if code == OK]
         state.spares.made(request.tenant, made, state.clock.now_s())

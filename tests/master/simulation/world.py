@@ -91,6 +91,17 @@ class SimMaster:
         await self.repairs.stop()
 
 
+_UNSUPPORTED = (
+    "GetTenants",
+    "SetTenants",
+    "SetQuarantine",
+    "PurgeTenant",
+    "GetWriters",
+    "RecallWriters",
+    "Diagnose",
+)
+
+
 class SimNode:
     """A store node as the master sees one.
 
@@ -123,7 +134,7 @@ class SimNode:
             "UnpinBlocks": self._unpin_blocks,
             "SetDraining": self._set_draining,
             "GetNodeStatus": self._get_status,
-            **dict.fromkeys(("GetTenants", "SetTenants", "PurgeTenant", "Diagnose"), self._unsupported),
+            **dict.fromkeys(_UNSUPPORTED, self._unsupported),
         }
         table = RpcTable(STORE_NODE_SERVICE, self, handlers)
         self.world.network.serve(self.node_id, OpRunner(table, self.world.clock), Authenticator(CLUSTER))

@@ -40,7 +40,7 @@ class PausableClock:
 
 
 class MemoryEtcd:
-    """`cut` holds the masters that do not reach it."""
+    """`cut`: masters that do not reach it; `mute`: that do not hear it; `late_s`: that hear it so much later."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -48,6 +48,8 @@ class MemoryEtcd:
         self._leases: dict[int, tuple[int, float]] = {}  # id -> (seconds, until)
         self._revision = 0
         self.cut: set[str] = set()
+        self.mute: set[str] = set()
+        self.late_s: dict[str, float] = {}
 
     def api(self, name: str, clock: Clock) -> EtcdLine:
         """Return what `EtcdApi` is to a master."""
@@ -130,7 +132,13 @@ class EtcdLine:
             await self._clock.sleep(timeout_s)
             raise MasterUnavailable("etcd does not answer")
         self._etcd.expire()
-        return call(*given)
+        answer = call(*given)
+        if self._name in self._etcd.late_s:
+            await self._clock.sleep(self._etcd.late_s[self._name])
+        if self._name in self._etcd.mute:
+            await self._clock.sleep(timeout_s)
+            raise MasterUnavailable("etcd does not answer")
+        return answer
 
     async def range(self, request: pb.RangeRequest, timeout_s: float) -> Any:
         return await self._answer(timeout_s, self._etcd.range, request)
