@@ -9,6 +9,7 @@ of filled blocks, choose tokens, hand out what was chosen in one go.
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Any
 from mooncache.errors import Overloaded
 from mooncache.hf_engine.attention import TokenSpan
 from mooncache.hf_engine.core.blocks import BlockPool
+from mooncache.hf_engine.core.jobs import begin_verifying, job_of
 from mooncache.hf_engine.core.scheduler import BatchScheduler, Work
 from mooncache.hf_engine.core.sequence import FinishReason, Sequence, State, cache_report_of
 from mooncache.hf_engine.metrics import HfMetrics
@@ -26,6 +28,7 @@ from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.hf_engine.output import Output
 from mooncache.hf_engine.sampling import SampledToken, choose
 from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.shadow import ShadowSampler
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.core.weighing import LoadWeighing, ShardLoad
 from mooncache.kvcache.engine_pool import EnginePool
@@ -59,6 +62,7 @@ class Engine:
         deliver: how outputs leave; by default each goes to its sink's `put`.
         break_even: weighs loading against computing; None: everything that the pool has is loaded.
         streaming: decides which loads are streamed; None: none is.
+        shadow: decides which hits are computed to verify the pool's blocks; None: none is.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Engine:
         save_decode_blocks: bool = True,
         break_even: BreakEven | None = None,
         streaming: Streaming | None = None,
+        shadow: ShadowSampler | None = None,
         deliver: Deliver = _deliver_here,
     ) -> None:
         self.runner, self.metrics, self.deliver = runner, metrics, deliver
@@ -80,6 +85,7 @@ class Engine:
         self.break_even = break_even
         self.weighing = LoadWeighing(break_even) if break_even is not None else None
         self.streaming = streaming
+        self._shadow, self._rng = shadow, random.Random()
         self._streams = 0
         self.scheduler = BatchScheduler(
             self.blocks, batch_max=batch_max, chunk_tokens=chunk_tokens, blocks_to_load=self._blocks_to_load
@@ -309,7 +315,7 @@ class Engine:
         if sequence.load:
             assert self.pool is not None
             self._loading[sequence.name] = sequence
-            job = self._job(sequence.name, sequence, sequence.load)
+            job = job_of(sequence.name, sequence, sequence.load)
             if self.weighing is not None:
                 load, hint = sequence.load, sequence.hint
                 job = replace(job, pace=self.weighing.pace(sequence.choice, hint, load.start, load.stop))
@@ -323,9 +329,14 @@ class Engine:
 
     def _blocks_to_load(self, sequence: Sequence, found: int) -> int:
         """How many of the blocks that the pool has to load; what computing gives sooner is computed."""
+        first = sequence.computed // sequence.block_tokens
+        if self._shadow is not None and begin_verifying(
+            sequence, found, self._shadow, time.monotonic(), self._rng.random()
+        ):
+            self.metrics.shadow_tokens.inc(found * sequence.block_tokens)
+            return 0
         if self.weighing is None:
             return found
-        first = sequence.computed // sequence.block_tokens
         load_end, spared = self.weighing.weigh(sequence.choice, first, first + found, time.monotonic())
         if spared:
             label = CacheOutcome.COMPUTED_FASTER
@@ -395,11 +406,12 @@ class Engine:
         if not self._save_decode_blocks:
             end = min(end, sequence.prompt_count // sequence.block_tokens)
         fresh = range(max(completed.start, sequence.saved), end)
+        self._save(sequence, [n for n in fresh if n < sequence.verify_end], verify=True)
         self._save(sequence, [n for n in fresh if sequence.failed_blocks or not sequence.in_pool(n)])
         sequence.saved = max(sequence.saved, completed.stop)
 
-    def _save(self, sequence: Sequence, numbers: list[int]) -> None:
-        """Hand blocks to the mover, as many as saves may hold; the pool does not get the others."""
+    def _save(self, sequence: Sequence, numbers: list[int], *, verify: bool = False) -> None:
+        """Hand blocks to the mover, as many as saves may hold; the pool does not get the others. Or to the verifier."""
         room = 0
         if self.pool is not None and self.pool.link.usable:
             room = max(0, self.pool.saved_blocks_max - self._pinned)
@@ -407,17 +419,20 @@ class Engine:
         sequence.unsaved.difference_update(numbers[:room])
         sequence.unsaved.update(numbers[room:])
         if self.pool is not None and numbers[room:]:
-            self.pool.mover.give_up(self._job("", sequence, numbers[room:]))
+            self.pool.mover.give_up(job_of("", sequence, numbers[room:]))
         numbers = numbers[:room]
         if self.pool is None or not numbers:
             return
-        job = self._job(f"s{next(self._numbers)}", sequence, numbers)
+        job = job_of(f"s{next(self._numbers)}", sequence, numbers)
         for block in job.blocks:
             self.blocks.hold(block)
         self._pinned += len(numbers)
         sequence.saved_blocks += len(numbers)
         self._saving[job.name] = (sequence, numbers, job)
-        self.pool.mover.save(job)
+        if verify and self.pool.verifier is not None:
+            self.pool.verifier.check(job)
+        else:
+            self.pool.mover.save(job)
 
     def _was_saved(self, report: SaveReport) -> None:
         sequence, numbers, job = self._saving.pop(report.name)
@@ -429,21 +444,6 @@ class Engine:
         self.metrics.saved(report)
         self.metrics.saves.labels("stored").inc(len(report.stored))
         self.metrics.saves.labels("failed").inc(len(lost))
-
-    @staticmethod
-    def _job(name: str, sequence: Sequence, numbers: Iterable[int]) -> TransferJob:
-        pairs = [(sequence.keys[number], sequence.blocks[number]) for number in numbers]
-        keys, blocks = zip(*pairs, strict=True)
-        hint = sequence.hint
-        return TransferJob(
-            name,
-            keys,
-            blocks,
-            sequence.trace,
-            node=hint.store_node,
-            is_awaited=hint.is_awaited,
-            session_token=hint.session_token,
-        )
 
     def _chose(self, sequence: Sequence, chosen: SampledToken, now_s: float) -> None:
         sequence.tokens.append(chosen.token)

@@ -91,6 +91,9 @@ class StagedBlocks:
         self._raw = raw
         self.block_count, self.block_bytes = raw.shape
 
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        return len(blocks) * int(self.block_bytes)
+
     def buffers(self) -> tuple[memoryview, ...]:
         """None: each batch has memory of its own."""
         return ()

@@ -15,6 +15,9 @@ mooncache_hf_pool_load_path_bytes_total{path}, _pool_save_path_bytes_total{path}
 mooncache_hf_pool_lookups_total{outcome}, _pool_saves_total{outcome}, _pool_errors_total{what,code}
 mooncache_hf_awaiting_requests_total{place}  counter    that waited for blocks of another instance, by where
 mooncache_hf_break_even_tokens_total{reason} counter    tokens that the pool had, computed because loading was slower
+mooncache_hf_shadow_blocks_total{outcome}    counter    computed to verify the pool's: same, different, unchecked
+mooncache_hf_shadow_tokens_total             counter    prompt tokens of the hits that were verified
+mooncache_hf_shadow_distance                 histogram  kvcache/distance.py
 mooncache_hf_preemptions_total, _requests_finished_total{reason}, _steps_total
 mooncache_hf_client_…                        counter    the pool's client by way, RDMA port and node: client/figures.py
 mooncache_hf_kv_blocks_pinned                gauge      blocks held by saves under way
@@ -24,8 +27,10 @@ from __future__ import annotations
 
 from prometheus_client import Counter
 
+from mooncache.kvcache.distance import DISTANCES
 from mooncache.kvcache.in_place import PATH_TEXT, by_path
 from mooncache.kvcache.transfers import LoadReport, SaveReport
+from mooncache.kvcache.verifier import ShadowReport
 from mooncache.runtime.metrics import Metrics, observe
 from mooncache.runtime.tracing import TraceContext
 
@@ -72,6 +77,17 @@ class HfMetrics:
             "Tokens that the pool had and that were computed, because loading was slower.",
             ("reason",),
         )
+        self._shadow_blocks = make.counter(
+            "shadow_blocks",
+            "Blocks that were computed to verify the pool's, by what was found.",
+            ("outcome",),
+        )
+        self._shadow_distance = make.histogram(
+            "shadow_distance", "Distances of verified blocks from the pool's.", buckets=DISTANCES
+        )
+        self.shadow_tokens = make.counter(
+            "shadow_tokens", "Prompt tokens that the pool had and that were computed to verify it."
+        )
         self.preemptions = make.counter("preemptions", "Sequences that were preempted.")
         self.finished = make.counter("requests_finished", "Sequences by how they ended.", ("reason",))
         self.steps = make.counter("steps", "Forward passes.")
@@ -92,6 +108,13 @@ class HfMetrics:
         self._load_seconds.observe(report.transfer_s)
         if failed:
             self.pool_errors.labels("load", "INCOMPLETE").inc()
+
+    def verified(self, report: ShadowReport) -> None:
+        """Blocks were compared with the pool's. Called on any thread."""
+        for outcome, blocks in report.counts().items():
+            self._shadow_blocks.labels(outcome).inc(blocks)
+        for distance in report.distances:
+            self._shadow_distance.observe(distance)
 
     def saved(self, report: SaveReport) -> None:
         """One save is over."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.plain_structlog import structlog
 from mooncache.runtime.run_op import clean_request_id
 
 log = get_logger(__name__)

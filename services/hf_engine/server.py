@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -44,6 +43,7 @@ from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache.passport import Passport
 from mooncache.runtime.engine_guard import EngineGuard
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.plain_structlog import structlog
 
 _BODY_BYTES_MAX = 64 << 20
 _INLINE_BODY_BYTES = 16 << 10  # larger bodies are tokenised beside the event loop

@@ -30,9 +30,12 @@ from mooncache.hf_engine.server import ServerState, deliver_to, make_app
 from mooncache.hf_engine.tokens import ChatTokenizer
 from mooncache.kvcache import identity
 from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.shadow import ShadowSampler
 from mooncache.kvcache.core.streaming import Streaming, StreamMode
-from mooncache.kvcache.engine_pool import EnginePool
+from mooncache.kvcache.distance import Comparison
+from mooncache.kvcache.engine_pool import EnginePool, Shadow
 from mooncache.kvcache.passport import Passport
+from mooncache.kvcache.pool_link import instance_name
 from mooncache.runtime import logs, tracing
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.logs import Event, get_logger
@@ -117,6 +120,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
         if config.connector.break_even
         else None,
         streaming=Streaming(StreamMode(config.connector.stream), block_bytes=block_bytes),
+        shadow=ShadowSampler.of(config.connector),
     )
 
     if options.passport_path is not None:
@@ -127,10 +131,17 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
     if config.connector.enabled:
         pool = EnginePool(
             config.connector,
-            connect or (lambda: mooncache.connect(client_name=f"hf-engine {limits.model}")),
+            connect
+            or (
+                lambda: mooncache.connect(
+                    client_name=instance_name(f"hf-engine {limits.model}"),
+                    build=f"hf {mooncache.__version__}",
+                )
+            ),
             runner.memory.movable,
             changed=engine.changed,
             on_failure=lambda call, code: metrics.pool_errors.labels(call, code).inc(),
+            shadow=_shadow(config, runner, metrics),
         )
         client_figures = ClientCollector("mooncache_hf_", lambda: pool.link)
         metrics.registry.registry.register(client_figures)
@@ -143,6 +154,13 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
         device=str(runner.device),
     )
     return Parts(engine, pool, runner, passport, limits, folder)
+
+
+def _shadow(config: Config, runner: ModelRunner, metrics: HfMetrics) -> Shadow | None:
+    """How hits are verified; None: none is."""
+    connector = config.connector
+    comparison = Comparison.of(config.hf.dtype, 2 * runner.memory.layers, connector.shadow_tolerance)
+    return (comparison, metrics.verified) if comparison and connector.shadow_share else None
 
 
 class _HfServer(uvicorn.Server):

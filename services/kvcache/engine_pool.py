@@ -12,13 +12,17 @@ import threading
 from collections.abc import Callable
 
 from mooncache.config.serving import ConnectorSection
+from mooncache.kvcache.distance import Comparison
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.lookup import Lookups
 from mooncache.kvcache.memory import BlockMemory
 from mooncache.kvcache.mover import Mover
 from mooncache.kvcache.pool_link import OnFailure, PoolClient, PoolLink
+from mooncache.kvcache.verifier import ShadowReport, Verifier
 from mooncache.kvcache.watcher import Watcher
 
+Shadow = tuple[Comparison, Callable[[ShadowReport], None]]
+"""How verified blocks are compared, and who takes what was found."""
 SAVE_SHARE = 4
 """Saves may hold one block of so many, or a slow pool would take the engine's memory."""
 
@@ -32,6 +36,7 @@ class EnginePool:
         memory: the engine's blocks.
         changed: set when there is an answer or a report to take.
         on_failure: see `PoolLink`.
+        shadow: how blocks are compared, and who takes what was found, on another thread; None: they are not.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class EnginePool:
         *,
         changed: threading.Event | None = None,
         on_failure: OnFailure | None = None,
+        shadow: Shadow | None = None,
     ) -> None:
         self.changed = changed or threading.Event()
         self.saved_blocks_max = min(
@@ -61,11 +67,23 @@ class EnginePool:
             changed=self.changed,
             watcher=self._watcher,
         )
+        self.verifier: Verifier | None = None
+        if shadow is not None:
+            self.verifier = Verifier(
+                self.link,
+                memory,
+                shadow[0],
+                saved=self.mover.report_save,
+                heard=shadow[1],
+                timeout_s=section.save_timeout_s,
+            )
 
     def close(self) -> None:
         """End the connection and the threads. The memory must live until then."""
         self.link.close()
         self.lookups.close()
         self.mover.close()
+        if self.verifier is not None:
+            self.verifier.close()
         self._watcher.close()
         self._in_place.close()

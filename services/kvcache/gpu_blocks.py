@@ -117,6 +117,9 @@ class GpuBlocks:
         self._pinned = PinnedBuffers()
         self._turn = itertools.count()
 
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        return len(blocks) * self.block_bytes
+
     def buffers(self) -> tuple[memoryview, ...]:
         """The pinned buffers of the threads that have moved blocks."""
         return self._pinned.views()

@@ -247,6 +247,22 @@ def adapter_marks(adapter_dir: Path | str) -> tuple[tuple[str, int, int, int, in
     return tuple(found)
 
 
+def weights_changed_ns(model_dir: Path | str) -> int:
+    """Wall clock, in nanoseconds, at which a weight file, or the configuration beside it, changed last.
+
+    Raises:
+        ConfigInvalid: a file that cannot be read.
+    """
+    folder = Path(model_dir)
+    beside = folder.parent if folder.is_file() else folder
+    configs = [beside / name for name in _CONFIG_FILES if (beside / name).is_file()]
+    try:
+        statuses = [path.stat() for path in (*_weight_files(folder), *configs)]
+    except OSError as error:
+        raise ConfigInvalid(f"The weight files of {folder} cannot be read: {error.strerror}.") from None
+    return max((max(status.st_mtime_ns, status.st_ctime_ns) for status in statuses), default=0)
+
+
 def code_digest(model_dir: Path | str) -> str:
     """Digest of the Python files beside the model: an engine that trusts them computes what they say.
 

@@ -18,15 +18,14 @@ import time
 import weakref
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mooncache.errors import Closed
 from mooncache.runtime.logs import Event, get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from mooncache.kvcache.memory import BlockMemory
     from mooncache.kvcache.pool_link import PoolClient, Registered
 
 _log = get_logger(__name__)
@@ -54,6 +53,16 @@ def by_path(moved_bytes: int, staged_bytes: int) -> tuple[tuple[BlockPath, int],
     return (BlockPath.IN_PLACE, moved_bytes - staged_bytes), (BlockPath.STAGED, staged_bytes)
 
 
+class Registrable(Protocol):
+    """What is needed of an engine's memory here; `mooncache.kvcache.memory.BlockMemory` has it."""
+
+    is_staged: bool
+
+    def buffers(self) -> Sequence[memoryview]: ...
+
+    def on_new_buffers(self, changed: Callable[[], None]) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Registration:
     client: weakref.ref[PoolClient]
@@ -69,7 +78,7 @@ class RegisteredMemory:
         bytes_max: more is not registered; 0 registers nothing.
     """
 
-    def __init__(self, memory: BlockMemory, bytes_max: int) -> None:
+    def __init__(self, memory: Registrable, bytes_max: int) -> None:
         self._memory = memory
         self._bytes_max = bytes_max
         self._lock = threading.Lock()

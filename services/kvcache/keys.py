@@ -8,11 +8,13 @@ share is named by content alone, what follows stays the tenant's own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from mooncache.client.keys import KEY_BYTES
 from mooncache.errors import InvalidArgument
+from mooncache.kvcache.media import Medium, chain_keys
 from mooncache.kvcache.passport import Passport
 
 _PASSPORTS_CACHED = 4096
@@ -48,7 +50,13 @@ def content_passport(block_tokens: int) -> Passport:
 
 
 def request_keys(
-    passport: Passport, tokens: Any, *, salt: str = "", public_tokens: int = 0, public_salt: str = ""
+    passport: Passport,
+    tokens: Any,
+    *,
+    salt: str = "",
+    public_tokens: int = 0,
+    public_salt: str = "",
+    media: Sequence[Medium] = (),
 ) -> bytes:
     """Keys of the complete blocks of `tokens`, 32 bytes each, concatenated.
 
@@ -57,17 +65,18 @@ def request_keys(
         tokens: token ids (see Passport.chain_keys).
         salt: the request's private salt; "" for engines without tenants.
         public_tokens: leading tokens that may be shared under `public_salt`; rounded down to complete blocks.
+        media: images, sounds and videos in the place of tokens.
 
     Raises:
         InvalidArgument: invalid token ids, or public tokens without a public salt.
     """
-    private = salted(passport, salt).chain_keys(tokens)
+    private = chain_keys(salted(passport, salt), tokens, media)
     if public_tokens < passport.block_tokens or not private:
         return private
     if not public_salt:
         raise InvalidArgument("public_tokens need a public_salt")
     blocks = min(public_tokens // passport.block_tokens, len(private) // KEY_BYTES)
-    public = salted(passport, public_salt).chain_keys(tokens[: blocks * passport.block_tokens])
+    public = chain_keys(salted(passport, public_salt), tokens[: blocks * passport.block_tokens], media)
     return public + private[len(public) :]
 
 

@@ -331,7 +331,7 @@ class LayerSaver:
             stored = tuple(sorted(save.stored))
             # What a call staged is counted of all its blocks together: each save has its share.
             share = min(step.staged_bytes, moved) * save.moved // max(moved, 1)
-            staged = staged_of(self._memory, share, save.moved // self._memory.block_bytes)
+            staged = staged_of(self._memory, share, save.moved)
             self._report(
                 SaveReport(save.job.name, stored, save.present, save.moved, seconds, dict(save.lost), staged)
             )

@@ -31,9 +31,13 @@ class BlockMemory(Protocol):
     """What the mover needs from an engine's KV memory. `reading` and `writing` are called by several threads."""
 
     block_bytes: int
+    """Of the largest block; most memories have blocks of one size."""
     block_count: int
     is_staged: bool
     """Blocks pass through memory of its own between the engine's and the client."""
+
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        """The bytes of these blocks together."""
 
     def buffers(self) -> Sequence[memoryview]:
         """The host memory in which blocks are read and written: worth registering."""
@@ -80,9 +84,8 @@ class LayerMemory(BlockMemory, Protocol):
         """One layer's bytes of the blocks as the fence left them. Errors are those of `reading`."""
 
 
-def staged_of(memory: BlockMemory, staged_bytes: int, blocks: int) -> int:
-    """Of so many blocks that moved, the bytes that were staged: by the client, or all of them by the memory itself."""
-    moved_bytes = blocks * memory.block_bytes
+def staged_of(memory: BlockMemory, staged_bytes: int, moved_bytes: int) -> int:
+    """Of so many bytes that moved, those that were staged: by the client, or all of them by the memory itself."""
     return moved_bytes if memory.is_staged else min(staged_bytes, moved_bytes)
 
 
@@ -201,6 +204,9 @@ class HostMemory:
             self._layers.append((region.view(), step, segments))
             self.layer_bytes.append(sum(length for _, length in segments))
         self.block_bytes = sum(self.layer_bytes)
+
+    def bytes_of(self, blocks: Sequence[int]) -> int:
+        return len(blocks) * self.block_bytes
 
     def buffers(self) -> list[memoryview]:
         """All memory in which layers have their blocks."""

@@ -174,7 +174,7 @@ class Mover:
 
     def save(self, job: TransferJob) -> None:
         """Begin to save the job's blocks; they must not change until the report."""
-        size_bytes = len(job.blocks) * self._memory.block_bytes
+        size_bytes = self._memory.bytes_of(job.blocks)
         with self._lock:
             fits = self._save_bytes + size_bytes <= self._save_queue_bytes_max and not self._closed
             if fits:
@@ -273,14 +273,15 @@ class Mover:
 
     def _end_load(self, load: _Load, reason: MoveFailure) -> None:
         job, stream, now_s = load.job, load.stream, time.monotonic()
+        loaded_bytes = self._memory.bytes_of(job.blocks[: load.loaded])
         report = LoadReport(
             job.name,
             job.blocks,
             load.loaded,
-            load.loaded * self._memory.block_bytes,
+            loaded_bytes,
             now_s - load.started_s,
             reason,
-            staged_bytes=staged_of(self._memory, load.staged_bytes, load.loaded),
+            staged_bytes=staged_of(self._memory, load.staged_bytes, loaded_bytes),
         )
         with self._lock:
             if stream is not None:
@@ -389,7 +390,7 @@ class Mover:
                 return index, MoveFailure.TOO_SLOW
             if code != OK:
                 return index, reason_of(code)
-            if result.sizes_bytes[index] != self._memory.block_bytes:
+            if result.sizes_bytes[index] != self._memory.bytes_of(part.blocks[index : index + 1]):
                 return index, MoveFailure.WRONG_SIZE
         return len(part.keys), MoveFailure.NONE
 
@@ -427,7 +428,7 @@ class Mover:
     ) -> None:
         seconds = time.monotonic() - save.started_s
         report = SaveReport(save.job.name, tuple(stored), present, moved, seconds, lost)
-        report.staged_bytes = staged_of(self._memory, save.staged_bytes, moved // self._memory.block_bytes)
+        report.staged_bytes = staged_of(self._memory, save.staged_bytes, moved)
         with self._lock:
             self._save_bytes -= save.size_bytes
             self._save_reports.append(report)
@@ -457,7 +458,7 @@ class Mover:
                     present += 1
                 elif code in {OK, AlreadyExists.code}:
                     stored.append(index)
-                    moved += self._memory.block_bytes
+                    moved += self._memory.bytes_of(job.blocks[index : index + 1])
                 else:
                     lost[reason_of(code)] = lost.get(reason_of(code), 0) + 1
                 if code not in {OK, AlreadyExists.code, _IS_THERE} or (job.node and node != job.node):

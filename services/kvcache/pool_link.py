@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import os
 import random
 import threading
 import time
@@ -26,11 +27,20 @@ if TYPE_CHECKING:
     from mooncache.client.buffers import Buffer
     from mooncache.client.keys import Key
     from mooncache.client.reservation import ReservationBatch
-    from mooncache.client.results import GetResult, MatchResult, NodeView, PutResult
+    from mooncache.client.results import (
+        Deviation,
+        GetResult,
+        MatchResult,
+        NodeView,
+        PutResult,
+        WrongBlocks,
+    )
     from mooncache.client.watch import BlockWatch
 
 _log = get_logger(__name__)
 GIVE_UP_TIMEOUT_S: Final = 1.0
+INSTANCE_VARIABLE: Final = "MOONCACHE_ENGINE_INSTANCE"
+"""Environment: the instance that a worker starts this engine as."""
 GIVEN_UP_MAX: Final = 4096
 """Keys of one call."""
 
@@ -42,6 +52,7 @@ class Call(enum.StrEnum):
     LOAD = "load"
     SAVE = "save"
     GIVE_UP = "give_up"
+    VERIFY = "verify"
 
 
 OnFailure = Callable[[Call, str], None]
@@ -92,6 +103,10 @@ class PoolClient(Protocol):
     def give_up(
         self, keys: Iterable[Key], *, node: str | None = None, timeout_s: float | None = None
     ) -> int: ...
+
+    def report_wrong(
+        self, keys: Iterable[Key], found: Deviation, *, tenant: str = "", timeout_s: float | None = None
+    ) -> WrongBlocks: ...
 
     def register_buffer(self, buffer: Buffer) -> Registered: ...
 
@@ -272,14 +287,24 @@ def code_name(error: Exception) -> str:
     return error.name if isinstance(error, MooncacheError) else "DEFECT"
 
 
+def instance_name(otherwise: str) -> str:
+    """What the engine of this process is called: the instance that its worker started, else `otherwise`."""
+    return os.environ.get(INSTANCE_VARIABLE) or otherwise
+
+
 def connect_pool(
-    *, master_targets: Sequence[str] | str | None, state_dir: str | None, name: str
+    *, master_targets: Sequence[str] | str | None, state_dir: str | None, name: str, build: str
 ) -> Callable[[], PoolClient]:
-    """A maker of clients for `PoolLink`: the configured masters, or the cluster of the state folder."""
+    """A maker of clients for `PoolLink`: the configured masters, or the cluster of the state folder.
+
+    name, build: the instance and its engine, as the writer of the blocks.
+    """
 
     def connect() -> PoolClient:
         import mooncache
 
-        return mooncache.connect(master=master_targets or None, state_dir=state_dir, client_name=name)
+        return mooncache.connect(
+            master=master_targets or None, state_dir=state_dir, client_name=name, build=build
+        )
 
     return connect

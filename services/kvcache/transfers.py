@@ -38,6 +38,7 @@ class MoveFailure(StrEnum):
     FULL = "full"
     NOT_COME = "not_come"  # another instance was to save it, and did not within the time limit or gave it up
     TOO_SLOW = "too_slow"  # it would have come later than it can be computed
+    DIFFERENT = "different"  # the pool had other bytes than the engine computed, and they are removed
     STALE = "stale"  # its key was made for other weights than the engine has now
 
 

@@ -20,10 +20,14 @@ class EngineHttp:
     """Asks one engine. Nothing here raises for an engine that is silent, broken or talks nonsense."""
 
     def __init__(self, engine_key: str, tls: ssl.SSLContext | None = None, server_name: str = "") -> None:
-        self._headers = {"Authorization": f"Bearer {engine_key}"}
+        self.use_key(engine_key)
         self._tls = tls
         self._server_name = server_name or None
         self._session: aiohttp.ClientSession | None = None
+
+    def use_key(self, engine_key: str) -> None:
+        """Show this one from now on."""
+        self._headers = {"Authorization": f"Bearer {engine_key}"}
 
     async def close(self) -> None:
         """Close the connections."""

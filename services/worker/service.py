@@ -58,6 +58,7 @@ _ENGINE_GRACE_S = 6.0
 _FIRST_RESTART_COUNT_MAX = 2
 _DRAIN_TICK_S = 0.1
 
+_WITHDRAWN = "withdrawn"  # in place of a fingerprint
 log = get_logger(__name__)
 
 
@@ -112,7 +113,7 @@ class WorkerService(Service):
             clock=self.clock,
             rng=random.Random(secrets.randbits(64)),
             adapter=adapter,
-            link=ConductorLink(config.cluster.conductor_target, self.token.text, config),
+            link=ConductorLink(config.cluster.conductor_target, self.tokens, config),
             http=EngineHttp(key, tls.http_client_context(config.tls), config.tls.server_name),
             supervision=Supervision(policy),
             meter=LoadMeter(adapter.metrics),
@@ -135,6 +136,15 @@ class WorkerService(Service):
             self._state.model_name = worker.model_name or "tiny-model"
         self.metrics.registry.register(WorkerCollector(self._state))
         return RpcTable(WORKER_SERVICE, self._state, HANDLERS, admin_only=tuple(HANDLERS))
+
+    async def tokens_changed(self) -> None:
+        """The next engine is started with the key of the token that signs now."""
+        self.state.next_engine_key = auth.engine_key(self.token)
+
+    def engine_token(self) -> str:
+        """The engine takes the key that it was started with; one whose token is withdrawn is named, too."""
+        known = {auth.engine_key(token): token.fingerprint for token in self.tokens.tokens}
+        return known.get(self.state.engine_key, _WITHDRAWN)
 
     def binds(self) -> Sequence[tuple[str, str]]:
         """The engine's port, too, unless the engine was opened elsewhere."""

@@ -60,7 +60,8 @@ class WorkerState:
     file_name: str  # the instance's name as part of file names
     role: InstanceRole
     host_id: str
-    engine_key: str = field(repr=False)
+    engine_key: str = field(repr=False)  # that the engine was started with
+    next_engine_key: str = field(default="", repr=False)  # for its next start; "": the same
     model: str = ""
     model_name: str = ""
     tokenizer_path: str = ""

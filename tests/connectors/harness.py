@@ -16,6 +16,8 @@ from typing import Any
 
 BLOCK_TOKENS = 32
 LAYERS = 4
+STATE = -1
+"""In place of a window: the group has a recurrent state."""
 WAIT_S = 60.0
 
 
@@ -58,9 +60,10 @@ class Harness:
         hooks: bool = False,
         seeds: dict[str, int] | None = None,
         shown: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        windows: tuple[int, ...] = (0,),
     ) -> None:
         """`seeds`: the weights that an adapter makes of the model's, by its name. `shown`: the KV tensors as the
-        connector sees them."""
+        connector sees them. `windows`: of each group, 0 is full attention, STATE a state; all lie in the same bytes."""
         from vllm.config import KVTransferConfig, set_current_vllm_config
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.engine.arg_utils import EngineArgs
@@ -90,10 +93,12 @@ class Harness:
             ),
         ).create_engine_config()
         config.cache_config.num_gpu_blocks = blocks
+        config.cache_config.mamba_cache_mode = "align" if STATE in windows else "none"
         config.scheduler_config.max_num_scheduled_tokens = max_tokens_step
-        self._make_memory(blocks)
+        self._make_memory(blocks, windows)
         self.config = self.vllm_config = config
         self._begin()
+        self.steps, self.hooks, self.seeds = 0, hooks, seeds or {}
         hash_fn = get_hash_fn_by_name("sha256_cbor")
         init_none_hash(hash_fn)
         self.hasher = get_request_block_hasher(BLOCK_TOKENS, hash_fn)
@@ -112,9 +117,6 @@ class Harness:
         handshake = self.worker.get_handshake_metadata()
         if handshake is not None:
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
-        self.steps = 0
-        self.hooks = hooks
-        self.seeds = seeds or {}
         self.counted: dict[str, float] = {}
 
     def _begin(self) -> None:
@@ -126,30 +128,59 @@ class Harness:
         self.mixed: set[str] = set()
         self.set_weights(0)
 
-    def _make_memory(self, blocks: int) -> None:
+    def _make_memory(self, blocks: int, windows: tuple[int, ...]) -> None:
         """KV tensors as the runner would allocate them."""
+        self.windows = windows
         import torch
         from vllm.v1.kv_cache_interface import (
-            FullAttentionSpec,
             KVCacheConfig,
             KVCacheGroupSpec,
             KVCacheTensor,
         )
 
-        names = [f"model.layers.{index}.self_attn.attn" for index in range(LAYERS)]
-        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=4, dtype=torch.float32)
-        page = spec.page_size_bytes
+        # The last of several groups has a layer less, as vLLM's own groups may have.
+        self.layers = [
+            [f"model.layers.{group * LAYERS + index}.self_attn.attn" for index in range(LAYERS)]
+            for group in range(len(self.windows))
+        ]
+        del self.layers[-1][LAYERS - (len(self.windows) > 1) :]
+        specs = self._specs()
+        page = specs[0].page_size_bytes
         self.cache = KVCacheConfig(
             num_blocks=blocks,
             kv_cache_tensors=[
                 KVCacheTensor(
                     size=LAYERS * blocks * page, layers=names, layer_stride=blocks * page, block_stride=page
                 )
+                for names in self.layers
             ],
-            kv_cache_groups=[KVCacheGroupSpec(names, spec)],
+            kv_cache_groups=[
+                KVCacheGroupSpec(names, spec) for names, spec in zip(self.layers, specs, strict=True)
+            ],
             hash_block_size=BLOCK_TOKENS,
         )
-        self.tensors = {name: torch.zeros(blocks, 2, BLOCK_TOKENS, 8) for name in names}
+        memory = [torch.zeros(blocks, 2, BLOCK_TOKENS, 8) for _ in range(LAYERS)]
+        self.tensors = {name: memory[index][:] for names in self.layers for index, name in enumerate(names)}
+
+    def _specs(self) -> list[Any]:
+        """What vLLM knows of each group."""
+        import torch
+        from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+        heads = {"block_size": BLOCK_TOKENS, "num_kv_heads": 2, "head_size": 4, "dtype": torch.float32}
+        full = FullAttentionSpec(**heads)
+        state = MambaSpec(
+            block_size=BLOCK_TOKENS,
+            shapes=((full.page_size_bytes // 8,),),
+            dtypes=(torch.float32,),
+            page_size_padded=full.page_size_bytes,
+            mamba_cache_mode="align",
+        )
+        special = {0: full, STATE: state}
+        return [
+            special.get(window) or SlidingWindowSpec(**heads, sliding_window=window)
+            for window in self.windows
+        ]
 
     def set_weights(self, seed: int) -> None:
         """Other weights in memory, as vLLM's loaders write them. What runs goes on with KV of both."""
@@ -252,24 +283,48 @@ class Harness:
             tokens = list(request.all_token_ids)
             # The scheduler has counted this step's tokens already.
             end = request.num_computed_tokens
-            (table,) = self.scheduler.kv_cache_manager.get_block_ids(name)
+            tables = self.scheduler.kv_cache_manager.get_block_ids(name)
             values = torch.tensor(fingerprint(tokens[:end], seed), dtype=torch.float32)
-            for number in range((end + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
-                first = number * BLOCK_TOKENS
-                ready = min(max(end - count - first, 0), BLOCK_TOKENS)
-                last = min(end - first, BLOCK_TOKENS)
-                for layer, tensor in enumerate(self.tensors.values()):
-                    held = tensor[table[number]]
-                    wanted = values[first : first + last] + layer
-                    assert name in self.mixed or torch.equal(held[0, :ready, 0], wanted[:ready]), (
-                        f"{name}: block {number} of layer {layer}, in place {table[number]}, is wrong"
-                    )
-                    held[:, ready:last, :] = wanted[ready:, None]
+            for group, table in enumerate(tables):
+                advance = self._remember if self.windows[group] == STATE else self._attend
+                advance(name, group, table, values, end - count, end)
             sampled[name] = [next_token(tokens, seed)] if end == len(tokens) else []
         if self.hooks:
             for name, tensor in self.tensors.items():
                 self.worker.save_kv_layer(name, tensor, None)
         return sampled
+
+    def _attend(self, name: str, group: int, table: list[int], values: Any, begin: int, end: int) -> None:
+        """Check what the tokens from `begin` on look at in one group, and write theirs."""
+        import torch
+
+        seen = max(0, begin - self.windows[group] + 1) if self.windows[group] else 0
+        for number in range(seen // BLOCK_TOKENS, (end + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
+            first = number * BLOCK_TOKENS
+            ready = min(max(begin - first, 0), BLOCK_TOKENS)
+            last = min(end - first, BLOCK_TOKENS)
+            assert table[number], f"{name}: block {number} of group {group} has no memory"
+            for layer, tensor in enumerate(self.tensors[part] for part in self.layers[group]):
+                held = tensor[table[number]]
+                wanted = values[first : first + last] + layer + group * LAYERS
+                assert name in self.mixed or torch.equal(held[0, :ready, 0], wanted[:ready]), (
+                    f"{name}: block {number} of layer {layer} of group {group}, in place {table[number]}, is wrong"
+                )
+                held[:, ready:last, :] = wanted[ready:, None]
+
+    def _remember(self, name: str, group: int, table: list[int], values: Any, begin: int, end: int) -> None:
+        """Check the state behind the token before `begin`, and write that behind the last one. A state is kept in the
+        block of its token, and goes on in another block only."""
+        before, after = (begin - 1) // BLOCK_TOKENS, (end - 1) // BLOCK_TOKENS
+        for layer, tensor in enumerate(self.tensors[part] for part in self.layers[group]):
+            if begin:
+                held, wanted = tensor[table[before]], values[begin - 1] + layer + group * LAYERS
+                assert table[before], f"{name}: the state of group {group} before {begin} has no memory"
+                assert name in self.mixed or bool((held == wanted).all()), (
+                    f"{name}: the state of layer {layer} of group {group} before {begin} is wrong"
+                )
+            assert table[after], f"{name}: the state of group {group} before {end} has no memory"
+            tensor[table[after]] = values[end - 1] + layer + group * LAYERS
 
     def run(self) -> None:
         """Step until nothing is left to do."""

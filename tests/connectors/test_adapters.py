@@ -154,7 +154,7 @@ def test_an_answer_is_waited_for_by_its_event_and_a_request_that_left_is_forgott
     wait_until(lambda: not mine.pending, "the answer")
     mine.forget("r")
     mine.forget("never asked")
-    assert not mine._jobs
+    assert not mine._asked._jobs
     mine.close()
 
 
@@ -236,5 +236,5 @@ def test_a_request_that_ends_before_its_adapter_is_known_leaves_nothing(
     gate.set()
     engine.run()
     side = engine.connector._scheduler
-    assert not side._adapters._jobs
+    assert not side._contents._adapters._asked._jobs
     assert not side._requests

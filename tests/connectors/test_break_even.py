@@ -273,7 +273,7 @@ def test_ranks_that_stop_at_different_blocks_go_on_behind_the_first_that_is_miss
     assert side._book.match("r", 0, 0.0, pool_usable=True).tokens is None
     side._book.answered("r", [True] * 20, CacheOutcome.UNKNOWN, 0.0, 0.0)
     assert side._book.match("r", 0, 0.0, pool_usable=True).tokens == 10 * BLOCK_TOKENS
-    order = side._book.allocated("r", list(range(1, 11)), 10 * BLOCK_TOKENS)
+    order = side._book.allocated("r", [list(range(1, 11))], 10 * BLOCK_TOKENS)
     assert order.pace is not None and len(order.keys) == 2, "one pace for both ranks"
     one = LoadEnd(7, 700, 0.3, MoveFailure.TOO_SLOW, by_shard={0: ShardLoad(7, 0.3, True)})
     two = LoadEnd(4, 400, 0.1, MoveFailure.MISSING, by_shard={1: ShardLoad(4, 0.1, False)})
@@ -282,7 +282,7 @@ def test_ranks_that_stop_at_different_blocks_go_on_behind_the_first_that_is_miss
     side.reported(StepReport({"r": two}))
     state = side._book._requests["r"]
     assert (state.loading, state.loaded_tokens, state.failed_blocks) == (None, 4 * BLOCK_TOKENS, 6)
-    assert list(state.known[3:6]) == [1, 0, 0], "what is missing is saved again"
+    assert list(state.known[0][3:6]) == [1, 0, 0], "what is missing is saved again"
 
 
 def test_under_the_policy_fail_no_load_is_cut(

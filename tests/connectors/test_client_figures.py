@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,8 @@ def side(client: Counting) -> Any:
     from mooncache.connectors.vllm.worker_side import WorkerSide
 
     settings: Any = None
-    made: Any = WorkerSide(settings, None, None, None)
+    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=16))
+    made: Any = WorkerSide(settings, None, config, None)
     made._link = client
     return made
 

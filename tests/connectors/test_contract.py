@@ -7,6 +7,7 @@ import inspect
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +118,20 @@ def test_the_passport_is_handed_over(make: Make, faulty: FaultyPool, tmp_path: P
 # --- identity and shards -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("groups", "layout"), [(0, None), (8, "LBHNC"), ("many", None)])
+def test_vllm_is_asked_for_heads_before_tokens_where_parts_are_groups_of_heads(
+    groups: object, layout: str | None
+) -> None:
+    from vllm.v1.kv_cache_layout import KVCacheLayout
+
+    from mooncache.connectors.vllm import MooncacheConnector
+
+    extra = {"mooncache.head_groups": groups}
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+    assert MooncacheConnector.get_required_kvcache_layout(config) == layout
+    assert layout is None or layout in KVCacheLayout.__members__
+
+
 def test_other_weights_never_hit(make: Make, faulty: FaultyPool, tmp_path: Path) -> None:
     from mooncache import tiny_model
 
@@ -181,7 +196,7 @@ def test_a_model_whose_files_are_gone_serves_without_the_pool(
     def refuse(*_: Any) -> Any:
         raise ConfigInvalid("no weight files")
 
-    monkeypatch.setattr(worker_side, "read_passport", refuse)
+    monkeypatch.setattr(worker_side, "read_passports", refuse)
     engine = make()
     tokens = prompt(31, 100)
     engine.add("r", tokens, ask=ask())
@@ -214,12 +229,12 @@ def two_shards(engine: Harness) -> Any:
     from mooncache.kvcache.keys import passport_from_json, passport_to_json
 
     given = engine.worker.get_handshake_metadata()
-    passport = passport_from_json(given.passport)
+    passport = passport_from_json(*given.passports)
     side = engine.connector._scheduler
     side.handshake(
         [
             dataclasses.replace(
-                given, passport=passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2))
+                given, passports=(passport_to_json(dataclasses.replace(passport, tp_rank=rank, tp_size=2)),)
             )
             for rank in range(2)
         ]
@@ -229,6 +244,7 @@ def two_shards(engine: Harness) -> Any:
 
 def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPool) -> None:
     from mooncache.connectors.vllm.core.chain import KeyChain
+    from mooncache.connectors.vllm.core.groups import BlockRange
     from mooncache.connectors.vllm.messages import LoadEnd, StepReport
     from mooncache.kvcache.transfers import MoveFailure
 
@@ -236,13 +252,13 @@ def test_a_load_of_two_shards_ends_with_the_second(make: Make, faulty: FaultyPoo
     side = two_shards(engine)
     tokens = prompt(33, 2 * BLOCK_TOKENS + 1)
     chain = KeyChain.begin(side._book._passports, tokens)
-    faulty.blocks = {key: b"" for part in chain.packed(0, 2) for key in (part[:32], part[32:])}
+    faulty.blocks = {key: b"" for part in chain.packed(BlockRange(0, 0, 2)) for key in (part[:32], part[32:])}
     request = engine.add("r", tokens, ask=ask())
     assert side.matched(request, 0) == (None, False)
     while side._lookups.pending:
         assert side._changed.wait(WAIT_S)
     assert side.matched(request, 0) == (2 * BLOCK_TOKENS, True)
-    side._book.allocated("r", range(1, 4), 2 * BLOCK_TOKENS)
+    side._book.allocated("r", [range(1, 4)], 2 * BLOCK_TOKENS)
     side.reported(StepReport({"r": LoadEnd(2, 10, 0.1, MoveFailure.NONE)}, {}))
     assert side._book.is_loading("r")
     side.reported(StepReport({"r": LoadEnd(1, 5, 0.2, MoveFailure.MISSING)}, {}))

@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mooncache.client.keys import split_keys
-from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, KEYS_ASKED_MAX, PoolQuery, RequestBook
+from mooncache.connectors.vllm.core.book import ANSWER_TTL_S, PoolQuery, RequestBook
 from mooncache.connectors.vllm.core.chain import KeyChain
+from mooncache.connectors.vllm.core.groups import BlockRange
 from mooncache.connectors.vllm.core.idle import FIRST_S, MAX_S, SHARE, IdleWait
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
+from mooncache.connectors.vllm.core.question import KEYS_ASKED_MAX
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys
@@ -84,7 +86,7 @@ def test_a_chain_that_grew_equals_one_that_was_begun_long(
     within = min(public, begin // SIZE * SIZE) if begin else 0
     for shard, passport in enumerate(SHARDS):
         wanted = request_keys(passport, tokens[:end], salt=salt, public_tokens=within, public_salt="p")
-        assert chain.packed(0, len(chain))[shard] == wanted
+        assert chain.packed(BlockRange(0, 0, len(chain)))[shard] == wanted
 
 
 def test_shards_have_keys_of_their_own_and_a_block_needs_all_of_them() -> None:
@@ -182,7 +184,7 @@ def load(kept: RequestBook, blocks: int, *, name: str = "r", table: range = rang
     kept.match(name, 0, 0.0, pool_usable=True)
     answer(kept, [True] * blocks, name=name)
     kept.match(name, 0, 0.0, pool_usable=True)
-    return kept.allocated(name, table, blocks * SIZE)
+    return kept.allocated(name, [table], blocks * SIZE)
 
 
 def test_what_is_loaded_goes_where_the_engine_says() -> None:
@@ -198,7 +200,7 @@ def test_what_is_loaded_goes_where_the_engine_says() -> None:
     assert heard is not None
     assert (heard.outcome, heard.hit_tokens, heard.loaded_bytes) == ("hit", 12, 99)
     assert (heard.waited_ms, heard.load_ms) == (250.0, 500.0)
-    assert kept.allocated("r", range(10), 0) is None
+    assert kept.allocated("r", [range(10)], 0) is None
 
 
 def test_a_request_whose_load_failed_never_loads_again() -> None:
@@ -210,7 +212,7 @@ def test_a_request_whose_load_failed_never_loads_again() -> None:
     heard = kept.cache_report("r")
     assert heard is not None
     assert (heard.outcome, heard.loaded_tokens, heard.failed_blocks) == ("failed", SIZE, 2)
-    save = kept.plan_save("r", list(range(12)), 12, range(10, 20), 99)
+    save = kept.plan_save("r", list(range(12)), 12, [range(10, 20)], 99)
     assert save is not None
     assert save.blocks == (11, 12)  # computed again, saved again
 
@@ -235,7 +237,7 @@ def test_outcomes() -> None:
         tokens = kept.match(name, 0, 0.0, pool_usable=True).tokens
         assert tokens is not None
         if tokens:
-            kept.allocated(name, range(1, 9), tokens)
+            kept.allocated(name, [range(1, 9)], tokens)
             kept.loaded(name, tokens // SIZE, 1, 0.0)
         heard = kept.cache_report(name)
         assert heard is not None
@@ -250,26 +252,26 @@ def test_outcomes() -> None:
 def test_complete_blocks_are_saved_once() -> None:
     kept = book()
     tokens = add(kept, 3 * SIZE + 2)
-    assert kept.plan_save("r", tokens, SIZE - 1, range(1, 9), 99) is None
-    first = kept.plan_save("r", tokens, 2 * SIZE + 1, range(1, 9), 99)
+    assert kept.plan_save("r", tokens, SIZE - 1, [range(1, 9)], 99) is None
+    first = kept.plan_save("r", tokens, 2 * SIZE + 1, [range(1, 9)], 99)
     assert first is not None
     assert first.blocks == (1, 2)
-    assert kept.plan_save("r", tokens, 2 * SIZE + 3, range(1, 9), 99) is None
+    assert kept.plan_save("r", tokens, 2 * SIZE + 3, [range(1, 9)], 99) is None
     more = [*tokens, *range(500, 500 + SIZE)]
-    second = kept.plan_save("r", more, len(more) - 1, range(1, 9), 99)
+    second = kept.plan_save("r", more, len(more) - 1, [range(1, 9)], 99)
     assert second is not None
     assert second.blocks == (3, 4)
     kept.check()
     add(kept, 3 * SIZE + 2, name="same")
-    assert kept.plan_save("same", tokens, len(tokens), range(1, 9), 99) is None  # under way
+    assert kept.plan_save("same", tokens, len(tokens), [range(1, 9)], 99) is None  # under way
     kept.saved(first.name, [0])
     kept.saved(second.name, [])
     kept.check()
     add(kept, 3 * SIZE + 2, name="again")
-    third = kept.plan_save("again", tokens, len(tokens), range(1, 9), 99)
+    third = kept.plan_save("again", tokens, len(tokens), [range(1, 9)], 99)
     assert third is not None
     assert third.blocks == (2, 3)  # the first is there, the others were lost
-    assert kept.saves_under_way == 1
+    assert kept._saves.under_way == 1
 
 
 def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
@@ -282,9 +284,9 @@ def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
 
     tokens = add(kept, 4 * SIZE + 1, ask={"role": "prefill"})
     assert held("r") == 0
-    save = kept.plan_save("r", tokens, len(tokens), range(1, 9), 3)
+    save = kept.plan_save("r", tokens, len(tokens), [range(1, 9)], 3)
     assert save is not None and held("r") == 3 * SIZE, "the last one has no room yet"
-    rest = kept.plan_save("r", tokens, len(tokens), range(1, 9), 3)
+    rest = kept.plan_save("r", tokens, len(tokens), [range(1, 9)], 3)
     assert rest is not None and held("r") == 4 * SIZE
     kept.saved(save.name, [0, 2])
     assert held("r") == SIZE, "one in the middle was not stored"
@@ -293,11 +295,11 @@ def test_a_prefill_leg_tells_how_much_of_its_prompt_the_pool_gets() -> None:
     add(kept, 3 * SIZE, name="known", ask={"role": "prefill"}, first=50)
     kept.match("known", 0, 0.0, pool_usable=True)
     answer(kept, [True, True, True], name="known")
-    assert kept.plan_save("known", list(range(50, 50 + 3 * SIZE)), 3 * SIZE, range(1, 9), 9) is None
+    assert kept.plan_save("known", list(range(50, 50 + 3 * SIZE)), 3 * SIZE, [range(1, 9)], 9) is None
     assert held("known") == 3 * SIZE, "the pool has them"
     null = book()
     more = add(null, 2 * SIZE, ask={"role": "prefill"})
-    null.plan_save("r", more, 2 * SIZE, [0, 5], 9)  # 0 is the engine's empty block
+    null.plan_save("r", more, 2 * SIZE, [[0, 5]], 9)  # 0 is the engine's empty block
     heard = null.cache_report("r")
     assert heard is not None and heard.held_tokens == 0
 
@@ -307,7 +309,7 @@ def test_blocks_that_the_pool_holds_are_not_saved() -> None:
     tokens = add(kept, 3 * SIZE)
     kept.match("r", 0, 0.0, pool_usable=True)
     answer(kept, [True, False, True])
-    save = kept.plan_save("r", tokens, 3 * SIZE, range(1, 9), 99)
+    save = kept.plan_save("r", tokens, 3 * SIZE, [range(1, 9)], 99)
     assert save is not None
     assert save.blocks == (2,)
 
@@ -370,30 +372,30 @@ def test_what_was_saved_after_the_pools_answer_is_not_saved_again() -> None:
     kept.match("r", 0, 0.0, pool_usable=True)
     answer(kept, [False])
     add(kept, SIZE, name="twin")
-    save = kept.plan_save("twin", tokens, SIZE, range(1, 9), 99)
+    save = kept.plan_save("twin", tokens, SIZE, [range(1, 9)], 99)
     assert save is not None
     kept.saved(save.name, [0])
-    assert kept.plan_save("r", tokens, SIZE, range(1, 9), 99) is None
+    assert kept.plan_save("r", tokens, SIZE, [range(1, 9)], 99) is None
 
 
 def test_an_answer_corrects_what_was_believed() -> None:
     kept = book()
     tokens = add(kept, SIZE)
-    save = kept.plan_save("r", tokens, SIZE, range(1, 9), 99)
+    save = kept.plan_save("r", tokens, SIZE, [range(1, 9)], 99)
     assert save is not None
     kept.saved(save.name, [0])
     add(kept, SIZE + 1, name="next")
     kept.match("next", 0, 0.0, pool_usable=True)
     answer(kept, [False], name="next")
-    assert kept.plan_save("next", tokens, SIZE, range(1, 9), 99) is not None
+    assert kept.plan_save("next", tokens, SIZE, [range(1, 9)], 99) is not None
     add(kept, SIZE, name="third")
-    assert kept.plan_save("third", tokens, SIZE, range(1, 9), 99) is None  # still under way
+    assert kept.plan_save("third", tokens, SIZE, [range(1, 9)], 99) is None  # still under way
 
 
 def test_a_new_generation_of_keys_takes_nothing_from_the_former_one() -> None:
     kept = book()
     tokens = add(kept, 2 * SIZE)
-    saved = kept.plan_save("r", tokens, SIZE, range(1, 9), 99)
+    saved = kept.plan_save("r", tokens, SIZE, [range(1, 9)], 99)
     assert saved is not None
     kept.saved(saved.name, [0])
     add(kept, 2 * SIZE, name="waits")
@@ -404,9 +406,9 @@ def test_a_new_generation_of_keys_takes_nothing_from_the_former_one() -> None:
     assert kept.match("waits", 0, 1.0, pool_usable=True).tokens == 0
     for name in ("r", "waits"):
         assert not kept.due(name, 2 * SIZE, 2 * SIZE)
-        assert kept.plan_save(name, tokens, 2 * SIZE, range(1, 9), 99) is None
+        assert kept.plan_save(name, tokens, 2 * SIZE, [range(1, 9)], 99) is None
     add(kept, 2 * SIZE, name="new")
-    again = kept.plan_save("new", tokens, 2 * SIZE, range(1, 9), 99)
+    again = kept.plan_save("new", tokens, 2 * SIZE, [range(1, 9)], 99)
     assert again is not None
     assert len(again.blocks) == 2
     assert again.keys[0][:32] != saved.keys[0]
@@ -417,15 +419,15 @@ def test_limits_of_saves() -> None:
     kept = book(save_decode_blocks=False)
     tokens = add(kept, 2 * SIZE)
     longer = [*tokens, *range(900, 900 + 2 * SIZE)]
-    one = kept.plan_save("r", longer, len(longer), range(1, 9), 1)
-    two = kept.plan_save("r", longer, len(longer), range(1, 9), 9)
+    one = kept.plan_save("r", longer, len(longer), [range(1, 9)], 1)
+    two = kept.plan_save("r", longer, len(longer), [range(1, 9)], 9)
     assert one is not None
     assert two is not None
     assert (one.blocks, two.blocks) == ((1,), (2,))
-    assert kept.plan_save("r", longer, len(longer), range(1, 9), 9) is None
+    assert kept.plan_save("r", longer, len(longer), [range(1, 9)], 9) is None
     null = book()
     add(null, 2 * SIZE)
-    save = null.plan_save("r", tokens, 2 * SIZE, [0, 5], 9)  # 0 is the engine's empty block
+    save = null.plan_save("r", tokens, 2 * SIZE, [[0, 5]], 9)  # 0 is the engine's empty block
     assert save is not None
     assert save.blocks == (5,)
 
@@ -434,7 +436,7 @@ def test_a_request_that_loads_saves_nothing() -> None:
     kept = book()
     tokens = add(kept, 2 * SIZE)
     load(kept, 2)
-    assert kept.plan_save("r", tokens, 2 * SIZE, range(1, 9), 99) is None
+    assert kept.plan_save("r", tokens, 2 * SIZE, [range(1, 9)], 99) is None
     kept.forget("r")
     assert "r" not in kept
     assert kept.loaded("r", 2, 1, 0.0) == 0
@@ -445,13 +447,13 @@ def test_after_a_preemption_nothing_is_told_twice() -> None:
     tokens = add(kept, 2 * SIZE, ask={})
     load(kept, 1)
     kept.loaded("r", 1, 1, 0.0)
-    kept.plan_save("r", tokens, 2 * SIZE, range(1, 9), 99)
+    kept.plan_save("r", tokens, 2 * SIZE, [range(1, 9)], 99)
     asked = kept.match("r", SIZE, 5.0, pool_usable=True).query
     assert asked is not None
     assert asked.awaited == 0
     kept.answered("r", [True, True], "found", 0.0, 5.0)
     kept.match("r", SIZE, 5.0, pool_usable=True)
-    kept.allocated("r", range(10), SIZE)
+    kept.allocated("r", [range(10)], SIZE)
     kept.loaded("r", 1, 1, 0.0)
     heard = kept.cache_report("r")
     assert heard is not None

@@ -19,7 +19,7 @@ from mooncache.connectors.vllm.core.refusals import (
 )
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.leg_hint import CacheReport
-from tests.connectors.harness import Make, ask, expected, prompt
+from tests.connectors.harness import BLOCK_TOKENS, Make, ask, expected, prompt
 from tests.kvcache.faulty import FaultyPool
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
@@ -70,25 +70,70 @@ def _sliding(engine: Any) -> Any:
     )
 
 
-def _recurrent() -> Any:
+def _recurrent(engine: Any, **fields: Any) -> Any:
+    import torch
     from vllm.v1.kv_cache_interface import MambaSpec
 
-    return object.__new__(MambaSpec)
+    known = {"block_size": BLOCK_TOKENS, "shapes": ((4, 2),), "dtypes": (torch.float32,)}
+    page = _spec(engine).page_size_bytes
+    return MambaSpec(**{**known, "page_size_padded": page, "mamba_cache_mode": "align", **fields})
+
+
+def _with(engine: Any, **fields: Any) -> None:
+    """A second group, and these fields of it."""
+    _groups(engine, _spec(engine), _sliding(engine))
+    first, second = engine.cache.kv_cache_groups
+    engine.cache.kv_cache_groups = [first, dataclasses.replace(second, **fields)]
+
+
+def _mixed(engine: Any, layer: Any) -> Any:
+    """Layers that vLLM manages as one group, each with sizes of its own."""
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    return UniformTypeKVCacheSpecs(block_size=BLOCK_TOKENS, kv_cache_specs={"a": layer})
 
 
 ENGINES: dict[str, tuple[Callable[[Any], object], Uncached, str]] = {
-    "two groups": (lambda e: _groups(e, _spec(e), _sliding(e)), Uncached.KV_GROUPS, "SlidingWindowSpec"),
+    "blocks of two sizes": (
+        lambda e: _groups(e, _spec(e), dataclasses.replace(_sliding(e), block_size=2 * BLOCK_TOKENS)),
+        Uncached.KV_GROUPS,
+        f"blocks of {BLOCK_TOKENS}, {2 * BLOCK_TOKENS} tokens",
+    ),
     "how to help": (
-        lambda e: _groups(e, _spec(e), _sliding(e)),
+        lambda e: _with(e, is_eagle_group=True),
         Uncached.KV_GROUPS,
         "--disable-hybrid-kv-cache-manager",
     ),
-    "a window alone": (lambda e: _groups(e, _sliding(e)), Uncached.ATTENTION_KIND, "SlidingWindowSpec"),
-    "states": (lambda e: _groups(e, _recurrent()), Uncached.RECURRENT_STATE, "MambaSpec"),
-    "states beside attention": (
-        lambda e: _groups(e, _spec(e), _recurrent()),
+    "drafts": (lambda e: _with(e, is_eagle_group=True), Uncached.KV_GROUPS, "draft model"),
+    "not to be transferred": (
+        lambda e: _with(e, enable_kv_transfer=False),
+        Uncached.KV_GROUPS,
+        "not to be transferred",
+    ),
+    "windows of layers that differ": (
+        lambda e: _groups(e, _mixed(e, _sliding(e))),
+        Uncached.ATTENTION_KIND,
+        "SlidingWindowSpec",
+    ),
+    "states that are not kept": (
+        lambda e: _groups(e, _spec(e), _recurrent(e, mamba_cache_mode="none")),
         Uncached.RECURRENT_STATE,
-        "FullAttentionSpec, MambaSpec",
+        "FullAttentionSpec, MambaSpec; of its recurrent states: mamba_cache_mode is none",
+    ),
+    "states that drafts pass": (
+        lambda e: _groups(e, _spec(e), _recurrent(e, num_speculative_blocks=1)),
+        Uncached.RECURRENT_STATE,
+        "drafts",
+    ),
+    "states within blocks": (
+        lambda e: _groups(e, *[_recurrent(e, block_size=2 * BLOCK_TOKENS)] * 2),
+        Uncached.RECURRENT_STATE,
+        f"every {BLOCK_TOKENS} tokens, and not every {2 * BLOCK_TOKENS}",
+    ),
+    "states of layers that differ": (
+        lambda e: _groups(e, _mixed(e, _recurrent(e))),
+        Uncached.ATTENTION_KIND,
+        "MambaSpec",
     ),
     "not causal": (
         lambda e: _groups(e, dataclasses.replace(_spec(e), non_causal=True)),
@@ -127,6 +172,18 @@ def test_engines_whose_blocks_would_be_wrong_are_refused_by_their_configuration(
     assert words in refusal.text
 
 
+@pytest.mark.parametrize("kind", ["window", "groups", "states"])
+def test_windows_states_and_several_groups_are_no_reason(make: Make, faulty: FaultyPool, kind: str) -> None:
+    engine = make()
+    specs = {
+        "window": [_sliding(engine)],
+        "groups": [_spec(engine), _sliding(engine), _sliding(engine)],
+        "states": [_recurrent(engine), _spec(engine), _recurrent(engine)],
+    }
+    _groups(engine, *specs[kind])
+    assert of_engine(enabled=True, config=engine.config, cache_config=engine.cache) is None
+
+
 def _unreadable_weights(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     from mooncache.connectors.vllm import worker_side
 
@@ -142,7 +199,7 @@ def _unreadable_model(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None
     def fails(*_: Any, **__: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(worker_side, "read_passport", fails)
+    monkeypatch.setattr(worker_side, "read_passports", fails)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +249,6 @@ def test_an_engine_without_a_handshake_says_that(make: Make, faulty: FaultyPool)
 @pytest.mark.parametrize(
     ("field", "value", "code"),
     [
-        ("mm_features", [object()], Uncached.MULTIMODAL),
         ("prompt_embeds", object(), Uncached.PROMPT_EMBEDS),
         ("prompt_token_ids", None, Uncached.PROMPT_EMBEDS),
         ("pooling_params", object(), Uncached.POOLING),
@@ -202,9 +258,7 @@ def test_an_engine_without_a_handshake_says_that(make: Make, faulty: FaultyPool)
 def test_requests_whose_tokens_do_not_say_what_their_kv_is(field: str, value: object, code: Uncached) -> None:
     from mooncache.connectors.vllm.core.engine_request import why_uncached
 
-    request = SimpleNamespace(
-        mm_features=[], prompt_embeds=None, prompt_token_ids=[1], pooling_params=None, resumable=False
-    )
+    request = SimpleNamespace(prompt_embeds=None, prompt_token_ids=[1], pooling_params=None, resumable=False)
     assert why_uncached(request) is Uncached.NO
     setattr(request, field, value)
     assert why_uncached(request) is code

@@ -372,7 +372,7 @@ def test_a_promise_is_made_once() -> None:
     answer(kept, [True, False, True, False])
     for _ in range(3):  # until there is room for it
         assert kept.match("r", 0, 0.2, pool_usable=True).tokens == 4 * SIZE
-    transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
+    transfer = kept.allocated("r", [range(5, 20)], 4 * SIZE)
     assert transfer is not None
     assert (transfer.awaited, transfer.node) == ((1, 3), "n1")
     assert transfer.await_s == pytest.approx(0.8)
@@ -390,12 +390,12 @@ def test_what_came_counts_and_is_not_saved_again() -> None:
     kept.match("r", 0, 0.0, pool_usable=True)
     answer(kept, [False] * 4)
     kept.match("r", 0, 0.0, pool_usable=True)
-    kept.allocated("r", range(5, 20), 4 * SIZE)
+    kept.allocated("r", [range(5, 20)], 4 * SIZE)
     assert kept.loaded("r", 3, 300, 0.2, reason=MoveFailure.NOT_COME, waited_s=0.5, hidden_s=0.1) == 1
     heard = kept.cache_report("r")
     assert heard is not None
     assert (heard.loaded_tokens, heard.load_ms, heard.hidden_ms) == (3 * SIZE, 200.0, 100.0)
-    save = kept.plan_save("r", tokens, 4 * SIZE, range(5, 20), 99)
+    save = kept.plan_save("r", tokens, 4 * SIZE, [range(5, 20)], 99)
     assert save is not None and save.blocks == (8,)
 
 
@@ -410,7 +410,7 @@ def test_what_is_short_when_the_pool_has_answered_waits_outside_for_the_rest_of_
     assert (outside.query.awaited, outside.query.deadline_s, outside.query.node) == (4, 1.0, "n1")
     answer(kept, [True] * 4)
     assert kept.match("r", 0, 0.3, pool_usable=True).tokens == 4 * SIZE
-    transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
+    transfer = kept.allocated("r", [range(5, 20)], 4 * SIZE)
     assert transfer is not None and transfer.awaited == ()
 
 
@@ -450,7 +450,7 @@ def test_the_worst_shard_counts() -> None:
     kept.match("r", 0, 0.0, pool_usable=True)
     answer(kept, [True, True, True, False, False, False, True, True])
     assert kept.match("r", 0, 0.0, pool_usable=True).tokens == 4 * SIZE
-    transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
+    transfer = kept.allocated("r", [range(5, 20)], 4 * SIZE)
     assert transfer is not None and len(transfer.keys) == 2
     assert transfer.awaited == (1, 2), "a block is there when every shard's part is"
 
@@ -461,7 +461,7 @@ def test_a_wait_ends_also_when_its_limit_is_absurd() -> None:
     kept.match("r", 0, 0.0, pool_usable=True)
     answer(kept, [False] * 4)
     kept.match("r", 0, 0.0, pool_usable=True)
-    transfer = kept.allocated("r", range(5, 20), 4 * SIZE)
+    transfer = kept.allocated("r", [range(5, 20)], 4 * SIZE)
     assert transfer is not None and transfer.await_s == 600.0
 
 
@@ -470,7 +470,7 @@ def test_saves_of_a_leg_that_computes_a_prompt_are_awaited_elsewhere() -> None:
     for role, wait_tokens, is_awaited in cases:
         kept = book()
         tokens = add(kept, 2 * SIZE, ask={"role": role, "wait_tokens": wait_tokens, "store_node": "n1"})
-        save = kept.plan_save("r", tokens, 2 * SIZE, range(5, 20), 99)
+        save = kept.plan_save("r", tokens, 2 * SIZE, [range(5, 20)], 99)
         assert save is not None
         assert (save.node, save.is_awaited) == ("n1", is_awaited)
 

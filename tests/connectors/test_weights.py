@@ -89,11 +89,14 @@ def test_what_counts_steps_is_no_weight() -> None:
     assert seen.renew() == watch(network()).fingerprint
 
 
-def test_packed_weights_are_read_by_what_they_compute() -> None:
+@pytest.mark.parametrize(
+    "size", ["input_size_per_partition", "input_size"]
+)  # the latter of a router of experts
+def test_packed_weights_are_read_by_what_they_compute(size: str) -> None:
     def pack(layer: Any) -> None:
         weight = layer.weight.detach().clone()
         layer.cpu_linear = lambda x, _, bias: torch.nn.functional.linear(x, weight, bias)
-        layer.input_size_per_partition = weight.shape[1]
+        setattr(layer, size, weight.shape[1])
         layer.weight = torch.nn.Parameter(torch.empty(0, dtype=weight.dtype))
 
     model, same = network(), network()

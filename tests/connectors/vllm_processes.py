@@ -25,9 +25,14 @@ class Engines:
         }
         self._folder = folder
 
-    def answers(self, name: str, *requests: dict[str, Any], **settings: Any) -> list[dict[str, Any]]:
+    def answers(
+        self, name: str, *requests: dict[str, Any], more: dict[str, Any] | None = None, **settings: Any
+    ) -> list[dict[str, Any]]:
+        """`settings` are vLLM's; `more` is what else one_vllm.py may be asked for."""
         asked, answered = self._folder / f"{name}-asked.json", self._folder / f"{name}-answered.json"
-        asked.write_text(json.dumps({**self._asked, "settings": settings, "requests": requests}))
+        asked.write_text(
+            json.dumps({**self._asked, **(more or {}), "settings": settings, "requests": requests})
+        )
         script = Path(__file__).with_name("one_vllm.py")
         done = subprocess.run(
             [sys.executable, str(script), str(asked), str(answered)],

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mooncache.client.keys import split_keys
-from mooncache.client.results import BlockCopy, GetResult, MatchResult, PutResult, WatchNews, WatchState
+from mooncache.client.results import (
+    AccusedWriter,
+    BlockCopy,
+    Deviation,
+    GetResult,
+    MatchResult,
+    PutResult,
+    WatchNews,
+    WatchState,
+    WrongBlocks,
+)
 from mooncache.errors import Closed, DeadlineExceeded, NotFound, error_for
 
 WAIT_S = 60.0
@@ -35,6 +45,7 @@ class FaultyPool:
         self.given_up: set[bytes] = set()
         self.unwatchable: set[str | None] = set()  # nodes whose waits end as unreachable
         self.watched: list[tuple[str | None, int]] = []  # node and keys of every wait
+        self.wrong: list[tuple[list[bytes], Deviation]] = []
         self.preferred: list[str | None] = []  # the node of every put
 
     def _enter(self, call: str) -> None:
@@ -58,6 +69,15 @@ class FaultyPool:
                 self.given_up.discard(key)
         nodes = ("" if key in self.elsewhere else prefer_node or "n" for key in keys)
         return PutResult(tuple(codes), tuple(code == 0 for code in codes), tuple(nodes))
+
+    def report_wrong(
+        self, keys: Any, found: Deviation, *, tenant: str = "", timeout_s: float | None = None
+    ) -> WrongBlocks:
+        self._enter("report_wrong")
+        self.wrong.append((list(keys), found))
+        for key in keys:
+            self.blocks.pop(key, None)
+        return WrongBlocks((0,) * len(self.wrong[-1][0]), (AccusedWriter(7, "bad", "b", quarantined=True),))
 
     def get_many_into(self, keys: Any, destinations: Any, *, timeout_s: float | None = None) -> GetResult:
         self._enter("get")

@@ -235,10 +235,9 @@ def test_why_says_how_the_bytes_came(loaded: int, staged: int, words: str) -> No
 
 def test_memory_that_stages_by_itself_says_so_of_all_that_moved() -> None:
     host = Engine().memory
-    assert staged_of(host, 0, 3) == 0
-    assert staged_of(host, host.block_bytes, 3) == host.block_bytes
-    assert staged_of(host, 10 * host.block_bytes, 3) == 3 * host.block_bytes, (
-        "also of blocks that did not count"
-    )
+    moved = 3 * host.block_bytes
+    assert staged_of(host, 0, moved) == 0
+    assert staged_of(host, host.block_bytes, moved) == host.block_bytes
+    assert staged_of(host, 10 * host.block_bytes, moved) == moved, "also of blocks that did not count"
     staging = cast("BlockMemory", SimpleNamespace(is_staged=True, block_bytes=host.block_bytes))
-    assert staged_of(staging, 0, 3) == 3 * host.block_bytes
+    assert staged_of(staging, 0, moved) == moved

@@ -39,7 +39,7 @@ async def test_an_engine_beyond_loopback_needs_tls(tmp_path: Path) -> None:
 
 async def post(key: str, context: ssl.SSLContext | None, url: str) -> Exception:
     """What becomes of a request; the fake engine has no path for one."""
-    engines = Engines(key, 5.0, context)
+    engines = Engines(lambda: [key], 5.0, context)
     engines.open()
     try:
         await engines.post(url, "/v1/completions", b"{}", "r")

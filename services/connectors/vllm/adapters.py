@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mooncache.connectors.vllm.core.config_digest import LORA_HARMLESS, relevant
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
+from mooncache.connectors.vllm.inquiries import Inquiries
 from mooncache.kvcache import identity
 from mooncache.runtime.logs import Event, get_logger
 
@@ -49,9 +49,9 @@ class Adapters:
         self._state_dir = state_dir
         self._settings = relevant(lora_config, LORA_HARMLESS) if lora_config is not None else None
         self._started_ns = started_ns
-        self._changed = changed or threading.Event()
-        self._thread: ThreadPoolExecutor | None = None
-        self._jobs: dict[str, Future[str | PoolRefusal]] = {}
+        self._asked: Inquiries[str | PoolRefusal] = Inquiries(
+            "mooncache-adapter", changed or threading.Event()
+        )
         self._known: OrderedDict[tuple[int, str], _HashedAdapter] = OrderedDict()  # the thread's
         self._refused: set[str] = set()  # the thread's: sentences that are in the log
 
@@ -63,29 +63,20 @@ class Adapters:
         """
         if lora is None:
             return ""
-        job = self._jobs.get(request_id)
-        if job is None:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="mooncache-adapter")
-            job = self._jobs[request_id] = self._thread.submit(self._identify, lora)
-            job.add_done_callback(lambda _: self._changed.set())
-        return job.result() if job.done() else None
+        return self._asked.ask(request_id, lambda: self._identify(lora))
 
     def forget(self, request_id: str) -> None:
         """The request is over."""
-        job = self._jobs.pop(request_id, None)
-        if job is not None:
-            job.cancel()
+        self._asked.forget(request_id)
 
     @property
     def pending(self) -> bool:
         """True while an answer is missing."""
-        return any(not job.done() for job in self._jobs.values())
+        return self._asked.pending
 
     def close(self) -> None:
         """End the thread after the file that it reads."""
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        self._asked.close()
 
     # --- the thread ------------------------------------------------------------------------------------------
 

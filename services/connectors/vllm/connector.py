@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -19,6 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from mooncache.connectors.vllm.core import refusals
+from mooncache.connectors.vllm.core.groups import groups_of
+from mooncache.connectors.vllm.engine_passport import engine_version
 from mooncache.connectors.vllm.messages import Handshake, StepOrders
 from mooncache.connectors.vllm.scheduler_side import SchedulerSide
 from mooncache.connectors.vllm.settings import read_settings
@@ -27,7 +29,7 @@ from mooncache.connectors.vllm.worker_side import WorkerSide
 from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.kv_types import why_garbage
-from mooncache.kvcache.pool_link import PoolLink, connect_pool
+from mooncache.kvcache.pool_link import PoolLink, connect_pool, instance_name
 from mooncache.runtime.logs import Event, get_logger
 
 _log = get_logger(__name__)
@@ -50,6 +52,10 @@ def shielded(answer: Callable[[], Any]) -> Callable[[Method], Method]:
         return call  # type: ignore[return-value]
 
     return wrap
+
+
+_HEADS_FIRST: Final = "LBHNC"
+"""vLLM's name: layers, blocks, heads, tokens, content."""
 
 
 def nothing() -> None:
@@ -79,17 +85,21 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         if refusal is not None:
             _log.warning(Event.CONNECTOR_OFF, code=refusal.code, reason=refusal.text)
-        name = f"vllm-{self._kv_transfer_config.engine_id}"
+        name = instance_name(f"vllm-{self._kv_transfer_config.engine_id}")
+        build = f"vllm {engine_version()}"
 
         def connect(prepare: RegisteredMemory | None = None) -> PoolLink:
             targets = settings.master_targets or None
-            maker = connect_pool(master_targets=targets, state_dir=str(settings.state_dir), name=name)
+            maker = connect_pool(
+                master_targets=targets, state_dir=str(settings.state_dir), name=name, build=build
+            )
             return PoolLink(maker, prepare=prepare)
 
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 settings,
                 None if refusal else connect(),
+                groups=None if refusal else groups_of(kv_cache_config, vllm_config.cache_config.block_size),
                 block_tokens=vllm_config.cache_config.block_size,
                 may_cut=self._kv_transfer_config.kv_load_failure_policy == "recompute",
                 refusal=refusal,
@@ -119,6 +129,18 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return read_settings(extra_config).connector.layerwise
         except MooncacheError:
             return False  # the connector itself says so at its start
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Heads before tokens where blocks lie in parts by heads: a part has one range in each layer then.
+
+        vLLM takes another layout, with a warning, where its attention does not have this one.
+        """
+        try:
+            settings = read_settings(vllm_config.kv_transfer_config.kv_connector_extra_config or {})
+        except MooncacheError:
+            return None
+        return _HEADS_FIRST if settings.connector.head_groups else None
 
     # --- worker ----------------------------------------------------------------------------------------------
 
@@ -177,11 +199,13 @@ class MooncacheConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return KVConnectorTransferResults()
         received = self._worker.received(idle=self._orders().idle)
         self._received_bad |= received.bad_blocks
-        return KVConnectorTransferResults(finished_recving=received.finished)
+        return KVConnectorTransferResults(finished_recving=received.finished, failed_recving=received.failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """For runners that do not know get_transfer_results."""
-        return None, self.get_transfer_results(finished_req_ids).finished_recving or None
+        """For runners that do not know get_transfer_results. They cannot hear of loads that failed as a whole. Such a
+        request does not go on: it would answer from KV that did not come."""
+        results = self.get_transfer_results(finished_req_ids)
+        return None, (results.finished_recving - results.failed_recving) or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks that could not be loaded, in the same pass as the end of their load."""

@@ -46,6 +46,7 @@ def read_passport(
     state_dir: Path,
     *,
     chat_template: str = "",
+    groups: str = "",
 ) -> Passport:
     """The passport of this rank by its files and settings; see `in_memory` for what is in keys.
 
@@ -54,6 +55,7 @@ def read_passport(
         layouts: of the KV tensors by layer, in the order in which a block stores them.
         dtype: type of the KV tensors.
         chat_template: see Settings.
+        groups: what `layouts` are a part of, when the engine has several groups of KV or a window.
 
     Raises:
         MooncacheError: the model's files cannot be read.
@@ -82,7 +84,7 @@ def read_passport(
         tokenizer_digest=identity.tokenizer_digest(tokenizer, chat_template=chat_template),
         engine=f"vllm-{major}.{minor}/{attention_backend(config)}",
         kv_dtype=f"{dtype}/{config.cache_config.cache_dtype}",
-        kv_layout=f"{len(described)}:" + ",".join(_runs(described)),
+        kv_layout=f"{len(described)}:" + ",".join(_runs(described)) + (f";{groups}" if groups else ""),
         block_tokens=config.cache_config.block_size,
         tp_rank=tp_rank,
         tp_size=parallel.tensor_parallel_size,
@@ -116,6 +118,12 @@ def ranks(config: Any) -> tuple[int, int]:
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group, get_pp_group().rank_in_group
+
+
+def shard_of(config: Any) -> int:
+    """The number of this worker among all of its engine."""
+    tp_rank, pp_rank = ranks(config)
+    return pp_rank * int(config.parallel_config.tensor_parallel_size) + tp_rank
 
 
 def attention_backend(config: object) -> str:

@@ -11,8 +11,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from mooncache.connectors.vllm.core.refusals import PoolRefusal
-from mooncache.connectors.vllm.core.request import BlockTransfer
+from mooncache.connectors.vllm.core.request import BlockTransfer, PoolQuery
 from mooncache.kvcache.core.weighing import ShardLoad
+from mooncache.kvcache.lookup import TIMEOUT_S, LookupRequest
 from mooncache.kvcache.transfers import MoveFailure
 from mooncache.runtime.tracing import TRACEPARENT
 
@@ -21,10 +22,12 @@ from mooncache.runtime.tracing import TRACEPARENT
 class Handshake(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """Worker to scheduler, once."""
 
-    passport: str  # of the worker's shard, by its files
-    block_bytes: int  # of its part of a block
+    passports: tuple[str, ...]  # by its files, of what the worker has: each group of KV cache, or each part
+    block_bytes: int  # that it saves of a block, of all groups together; 0: another worker has the same
     weights: str  # fingerprint of what lies in its memory
     facts: dict[str, object]  # what else goes into the hand-over file
+    verifies: bool = False  # it can compare what it computed with the pool's blocks
+    as_loaded: str = ""  # the fingerprint as long as the files say what the weights are; "": they need not
     refusal: PoolRefusal | None = (
         None  # why this worker does not take part; the other fields say nothing then
     )
@@ -114,6 +117,20 @@ def merge_loads(a: LoadEnd, b: LoadEnd) -> LoadEnd:
 def merge_saves(a: SaveEnd, b: SaveEnd) -> SaveEnd:
     """A block is saved when every shard's part is."""
     return SaveEnd(a.stored & b.stored, a.shards + b.shards)
+
+
+def lookup_of(query: PoolQuery, *, with_places: bool) -> LookupRequest:
+    """The book's question as the thread that asks takes it."""
+    return LookupRequest(
+        query.request_id,
+        query.keys,
+        query.awaited,
+        query.deadline_s,
+        node=query.node,
+        limit_s=TIMEOUT_S if query.limit_s is None else query.limit_s,
+        with_places=with_places,
+        session_token=query.session_token,
+    )
 
 
 def traced(transfer: BlockTransfer, request: object) -> BlockTransfer:

@@ -7,16 +7,24 @@ preempted as if there were no connector, and still no block changes under a save
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from typing import Any
 
-from mooncache.connectors.vllm.adapters import Adapters
+from mooncache.connectors.vllm.contents import Contents
 from mooncache.connectors.vllm.core.book import RequestBook
-from mooncache.connectors.vllm.core.engine_request import completed, computed_after, why_uncached
+from mooncache.connectors.vllm.core.engine_request import (
+    completed,
+    computed_after,
+    prompt_tokens,
+    why_uncached,
+)
+from mooncache.connectors.vllm.core.groups import KvGroups
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.core.kv_parts import passports_of, weights_named
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached
-from mooncache.connectors.vllm.core.request import BlockTransfer
+from mooncache.connectors.vllm.core.request import TOKENS_ALONE, BlockTransfer, RequestContent
 from mooncache.connectors.vllm.core.step_times import StepTimes
 from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
 from mooncache.connectors.vllm.messages import (
@@ -25,18 +33,19 @@ from mooncache.connectors.vllm.messages import (
     SaveEnd,
     StepOrders,
     StepReport,
+    lookup_of,
     merge_loads,
     merge_saves,
     traced,
 )
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
-from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN, BreakEven
+from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.shadow import ShadowSampler
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, StreamMode, WaitPlace
-from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.leg_reports import LegReporter
-from mooncache.kvcache.lookup import TIMEOUT_S, LookupRequest, Lookups
+from mooncache.kvcache.lookup import Lookups
 from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.transfers import MoveFailure
@@ -57,6 +66,7 @@ class SchedulerSide:
         link: PoolLink | None,
         *,
         block_tokens: int,
+        groups: KvGroups | None = None,
         may_cut: bool = True,
         refusal: PoolRefusal | None = None,
         lora_config: Any = None,
@@ -64,6 +74,7 @@ class SchedulerSide:
         """
         Args:
             link: None together with a `refusal`.
+            groups: of KV cache; None: one of full attention.
             may_cut: whether vLLM computes what did not come of a load, and does not fail the request.
             refusal: why the engine does not use the pool.
             lora_config: vLLM's LoRAConfig, if the engine takes adapters.
@@ -71,16 +82,16 @@ class SchedulerSide:
         self._settings = settings
         self._link = link
         self._block_tokens = block_tokens
+        self._groups = groups or KvGroups(block_tokens)
         self._may_cut = may_cut
         self._break_even: BreakEven | None = None
+        self._shadow: ShadowSampler | None = None
         self._steps = StepTimes()
         self._refusal = refusal
         self._book = RequestBook([], refusal=refusal)
         self._shards = 1
         self._changed = threading.Event()
-        self._adapters = Adapters(
-            settings.state_dir, lora_config, started_ns=time.time_ns(), changed=self._changed
-        )
+        self._contents = Contents(settings.state_dir, lora_config, self._changed)
         self._idle = IdleWait()
         self._lookups: Lookups | None = None
         if link is not None:
@@ -107,12 +118,13 @@ class SchedulerSide:
     def handshake(self, shards: list[Handshake]) -> None:
         """The workers' passports, in the order of their ranks: from now on requests have keys."""
         refusal = next((shard.refusal for shard in shards if shard.refusal is not None), None)
-        if refusal is not None:
-            self._refusal = self._refusal or refusal
+        in_parts = self._settings.connector.head_groups > 0
+        files = refusal or passports_of([shard.passports for shard in shards], in_parts=in_parts)
+        if isinstance(files, PoolRefusal):
+            self._refusal = self._refusal or files
             self._book = RequestBook([], refusal=self._refusal)
             return
-        self._handshakes = shards
-        self._files = [passport_from_json(shard.passport) for shard in shards]
+        self._handshakes, self._files = shards, files
         self._weights = tuple(shard.weights for shard in shards)
         if self._link is not None:
             self._link.connected.wait(CONNECT_WAIT_S)  # the engine is starting: no request is kept waiting
@@ -120,12 +132,17 @@ class SchedulerSide:
         if self._settings.connector.break_even and shards:
             size_bytes = sum(shard.block_bytes for shard in shards)
             self._break_even = BreakEven(
-                block_tokens=self._block_tokens, block_bytes=size_bytes, shards=len(shards)
+                block_tokens=self._block_tokens,
+                block_bytes=size_bytes,
+                shards=len(files) // len(self._groups),
             )
+        if shards and all(shard.verifies for shard in shards):
+            self._shadow = ShadowSampler.of(self._settings.connector)
         # Under vLLM's policy "fail" a promise that is not kept would end the request with an error.
         mode = StreamMode(self._settings.connector.stream) if self._may_cut else StreamMode.OFF
         self._book = RequestBook(
             self._passports(),
+            groups=self._groups,
             save_decode_blocks=self._settings.connector.save_decode_blocks,
             refusal=self._refusal,
             break_even=self._break_even,
@@ -134,15 +151,16 @@ class SchedulerSide:
         )
         self._tell_passport()
         if shards:
-            root = self._passports()[0].root().hex()
+            root = self._passports()[self._groups.lead].root().hex()
             _log.info(Event.CONNECTOR_STARTED, passport=root, block_bytes=shards[0].block_bytes)
 
     # --- generations of keys ---------------------------------------------------------------------------------
 
     def _passports(self) -> list[Passport]:
-        """Of the shards, as keys are made now."""
+        """Of the shards and their groups, as keys are made now."""
         generation = self._generations.get(self._weights, 0)
-        return [in_memory(files, self._weights, generation) for files in self._files]
+        weights = weights_named([shard.as_loaded for shard in self._handshakes], self._weights)
+        return [in_memory(files, weights, generation) for files in self._files]
 
     def _tell_passport(self) -> None:
         """The worker beside the engine, and by it gateways and conductor, learn the passport from its file."""
@@ -150,7 +168,7 @@ class SchedulerSide:
         if path is None or not self._files:
             return
         try:
-            write_passport(path, self._passports()[0], **self._handshakes[0].facts)
+            write_passport(path, self._passports()[self._groups.lead], **self._handshakes[0].facts)
         except OSError as error:
             _log.warning(Event.CONNECTOR_PASSPORT_UNTOLD, path=str(path), reason=str(error))
 
@@ -171,7 +189,7 @@ class SchedulerSide:
         _log.warning(
             Event.CONNECTOR_NEW_GENERATION,
             reason=reason,
-            passport=passports[0].root().hex() if passports else "",
+            passport=passports[self._groups.lead].root().hex() if passports else "",
         )
 
     def _forget(self, name: str) -> None:
@@ -238,25 +256,24 @@ class SchedulerSide:
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0, False
         found = self._book.match(
-            name, local_tokens, time.monotonic(), pool_usable=self.usable, memory=self._memory()
+            name,
+            local_tokens,
+            time.monotonic(),
+            pool_usable=self.usable,
+            memory=self._memory(),
+            tokens=request.num_tokens,
         )
         if found.query is not None and self._lookups is not None:
-            query = found.query
-            question = LookupRequest(
-                name,
-                query.keys,
-                query.awaited,
-                query.deadline_s,
-                node=query.node,
-                limit_s=TIMEOUT_S if query.limit_s is None else query.limit_s,
-                with_places=self._break_even is not None,
-                session_token=query.session_token,
-            )
-            self._lookups.ask(question)
+            self._lookups.ask(lookup_of(found.query, with_places=self._break_even is not None))
         if found.spared:
             self.stats.count("break_even_tokens", found.spared, "computed_faster")
         if found.waits is not None:
             self.stats.count("awaiting_requests", label=found.waits)
+        if found.tokens and not local_tokens and self._shadow is not None:
+            draw, now_s = random.random(), time.monotonic()
+            if self._book.verify(name, found.tokens, self._shadow, now_s, draw):
+                self.stats.count("shadow_tokens", found.tokens)
+                return 0, False
         return found.tokens, bool(found.tokens)
 
     def _memory(self) -> EngineMemory | None:
@@ -265,24 +282,23 @@ class SchedulerSide:
         return EngineMemory(self._pool.get_num_free_blocks(), len(self._pool.blocks))
 
     def _add(self, request: Any) -> bool:
-        """Whether the book knows the request; False while it is not known what its adapter is."""
+        """Whether the book knows the request; False while it is not known what it is beside its tokens."""
         name = request.request_id
         if name in self._book:
             return True
-        code, lora = why_uncached(request), getattr(request, "lora_request", None)
-        refusal = PoolRefusal(code) if code else None
-        adapter = "" if code or self._book.refusal else self._adapters.ask(name, lora)
-        if adapter is None:
+        code = why_uncached(request)
+        content: RequestContent | PoolRefusal | None = PoolRefusal(code) if code else TOKENS_ALONE
+        if not code and self._book.refusal is None:
+            content = self._contents.ask(request)
+        if content is None:
             return False
-        if isinstance(adapter, PoolRefusal):
-            refusal, adapter = adapter, ""
         why = self._book.add(
             name,
             list(request.all_token_ids) if request.prompt_token_ids is not None else [],
             salt=request.cache_salt or "",
             params=request.kv_transfer_params,
-            refusal=refusal,
-            lora=adapter,
+            refusal=content if isinstance(content, PoolRefusal) else None,
+            content=content if isinstance(content, RequestContent) else TOKENS_ALONE,
         )
         self._requests[name] = request
         if why:
@@ -309,7 +325,7 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
         """Answer vLLM's `update_state_after_alloc`."""
         if tokens > 0:
-            transfer = self._book.allocated(request.request_id, blocks.get_block_ids()[0], tokens)
+            transfer = self._book.allocated(request.request_id, blocks.get_block_ids(), tokens)
             if transfer is not None:
                 self._loads.append(traced(transfer, request))
                 if transfer.awaited:
@@ -323,7 +339,7 @@ class SchedulerSide:
         orders.weights = self._weights
         orders.idle = output.total_num_scheduled_tokens == 0
         if self._break_even is not None:
-            orders.step = self._steps.begin(self._prompt_tokens(output), time.monotonic())
+            orders.step = self._steps.begin(prompt_tokens(output, self._requests), time.monotonic())
         self._loads, self._cancels = [], []
         orders.saves, self._finish_saves = self._finish_saves, []
         wait_s = self._idle.next_s(
@@ -334,23 +350,10 @@ class SchedulerSide:
         self._changed.clear()
         return orders
 
-    def _prompt_tokens(self, output: Any) -> int:
-        """Prompt tokens that a step computes; 0 when they are too few to measure, without looking at each request."""
-        scheduled = output.num_scheduled_tokens
-        if output.total_num_scheduled_tokens - len(scheduled) < STEP_TOKENS_MIN - 1:
-            return 0
-        prompt_tokens = 0
-        for name, computed in computed_after(output):
-            request = self._requests.get(name)
-            if request is not None:
-                end = min(computed, request.num_prompt_tokens)
-                prompt_tokens += max(0, end - (computed - scheduled.get(name, 0)))
-        return prompt_tokens
-
     def _only_pool_works(self) -> bool:
         """Questions are open, or saves are all there is; for loads the worker waits, who sees their end."""
         return (
-            self._book.pending() or self._adapters.pending or (bool(self._pins) and not self._book.loading())
+            self._book.pending() or self._contents.pending or (bool(self._pins) and not self._book.loading())
         )
 
     def add_saves(self, orders: StepOrders, output: object) -> None:
@@ -365,14 +368,15 @@ class SchedulerSide:
                     orders.saves.append(traced(transfer, request))
 
     def _plan_save(self, request: Any, computed: int, output: Any) -> BlockTransfer | None:
-        if not self._book.due(request.request_id, len(request.all_token_ids), computed):
-            return None
         state = output.kv_connector_block_state
+        states = getattr(state, "boundary_state_offloads", {}).get(request.request_id, ())
+        if not self._book.due(request.request_id, len(request.all_token_ids), computed, states):
+            return None
         table = state.get_block_ids(request.request_id) if state is not None else None
         if table is None:
             return None
         transfer = self._book.plan_save(
-            request.request_id, request.all_token_ids, computed, table[0], self._pins_left()
+            request.request_id, request.all_token_ids, computed, table, self._pins_left()
         )
         self._pin(transfer)
         return transfer
@@ -448,7 +452,7 @@ class SchedulerSide:
     def finished(self, request: Any, block_ids: tuple[list[int], ...]) -> dict[str, Any] | None:
         """Answer vLLM's `request_finished_all_groups`. Returns the report for the gateway."""
         name = request.request_id
-        self._adapters.forget(name)
+        self._contents.forget(name)
         if self._requests.pop(name, None) is None:
             return None
         self._mixed_over(name)
@@ -457,11 +461,11 @@ class SchedulerSide:
         if self._book.is_loading(name):
             self._cancels.append(name)  # the book forgets it when the load's end is reported
             return None
-        if self.usable and completed(request) and block_ids and block_ids[0]:
+        if self.usable and completed(request) and block_ids and all(block_ids):
             # Tokens of steps that were under way when their keys could not be known yet.
             computed = min(request.num_tokens - 1, request.num_computed_tokens)
             transfer = self._book.plan_save(
-                name, request.all_token_ids, computed, block_ids[0], self._pins_left()
+                name, request.all_token_ids, computed, block_ids, self._pins_left()
             )
             if transfer is not None and self._pool is not None:
                 self._pin(transfer)
@@ -493,4 +497,4 @@ class SchedulerSide:
         if self._lookups is not None:
             self._lookups.close()
         self._legs.close()
-        self._adapters.close()
+        self._contents.close()

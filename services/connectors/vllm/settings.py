@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mooncache.config import Config, ConnectorSection, load
+from mooncache.connectors.settings import own_settings
 from mooncache.errors import ConfigInvalid
 
-PREFIX = "mooncache."
 _OWN = ("passport_path", "state_dir", "master_targets", "chat_template")
 
 
@@ -32,26 +31,15 @@ def read_settings(extra: Mapping[str, object], base: Mapping[str, object] | None
     Raises:
         ConfigInvalid: an unknown `mooncache.` key or a value that cannot be used.
     """
-    known = [*_OWN, *ConnectorSection.model_fields]
-    own: dict[str, str] = {}
-    overrides: dict[str, object] = dict(base or {})
-    for key, value in extra.items():
-        if not key.startswith(PREFIX):
-            continue
-        name = key.removeprefix(PREFIX)
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {PREFIX}{near[0]}?" if near else ""
-            raise ConfigInvalid(f"There is no setting {key} in kv_connector_extra_config.{hint}")
-        if name in _OWN:
-            if not isinstance(value, str):
-                raise ConfigInvalid(f"{key} must be text; got {type(value).__name__}.")
-            own[name] = value
-        else:
-            overrides[f"connector.{name}"] = value
+    own, given = own_settings(extra, _OWN, "kv_connector_extra_config")
+    overrides: dict[str, object] = {**(base or {}), **given}
     if own.get("state_dir"):
         overrides["cluster.state_dir"] = own["state_dir"]
     config: Config = load(overrides=overrides)
+    if config.connector.layer_groups > 1 and not config.connector.head_groups:
+        raise ConfigInvalid(
+            "connector.layer_groups needs connector.head_groups, of which 1 keeps all heads together."
+        )
     path = own.get("passport_path")
     return ConnectorSettings(
         connector=config.connector,

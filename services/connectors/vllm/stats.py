@@ -13,10 +13,12 @@ from typing import Any, Final
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from mooncache.client.figures import FAMILIES, RAIL_UP
+from mooncache.kvcache.distance import DISTANCES
 from mooncache.kvcache.in_place import PATH_TEXT, by_path
 
 PREFIX: Final = "mooncache_connector_"
 OBSERVATIONS_MAX: Final = 4096
+SHADOW_DISTANCE: Final = "shadow_distance"
 
 COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "lookups": ("Lookups in the pool by outcome.", "outcome"),
@@ -41,6 +43,8 @@ COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
         "",
     ),
     "save_path_bytes": (PATH_TEXT.format("stored in"), "path"),
+    "shadow_tokens": ("Prompt tokens that the pool had and that were computed to verify it.", ""),
+    "shadow_blocks": ("Blocks that were computed to verify the pool's, by what was found.", "outcome"),
     "present_blocks": ("Blocks that needed no save because the pool held them.", ""),
     "dropped_blocks": ("Blocks that were not saved, by reason.", "reason"),
     "uncached_requests": ("Requests that do not use the pool, by reason.", "reason"),
@@ -52,6 +56,7 @@ HISTOGRAMS: Final[Mapping[str, str]] = {
     "load_seconds": "Time to load the blocks of a request, without waiting for another instance.",
     "save_seconds": "Time to save the blocks of a step.",
     "wait_seconds": "Time of a lookup, with the wait for blocks that another instance computes.",
+    SHADOW_DISTANCE: "Distances of verified blocks from the pool's.",
 }
 GAUGES: Final[Mapping[str, str]] = {
     "pool_up": "1 when the pool is used, 0 while it is absent or its circuit breaker is open.",
@@ -157,7 +162,10 @@ class ConnectorPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         }
         self._histograms = {
             name: self._histogram_cls(
-                name=PREFIX + name, documentation=text, labelnames=labelnames, buckets=BUCKETS_S
+                name=PREFIX + name,
+                documentation=text,
+                labelnames=labelnames,
+                buckets=DISTANCES if name == SHADOW_DISTANCE else BUCKETS_S,
             )
             for name, text in HISTOGRAMS.items()
         }

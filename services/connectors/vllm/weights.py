@@ -199,7 +199,9 @@ def _windows_of(name: str, value: torch.Tensor) -> list[torch.Tensor]:
 
 def _columns_of(name: str, module: torch.nn.Module) -> bytes:
     """Some columns of a packed layer's weights."""
-    inputs = int(getattr(module, "input_size_per_partition", 0) or getattr(module, "embedding_dim", 0))
+    # A layer that every rank has whole, as the router of experts, has no partition.
+    sizes = (getattr(module, size, 0) for size in ("input_size_per_partition", "input_size", "embedding_dim"))
+    inputs = int(next(filter(None, sizes), 0))
     if not inputs:
         raise ConfigInvalid(f"The packed weights of {name} cannot be read.")
     weight: Any = module.weight

@@ -8,9 +8,9 @@ keeps the blocks of an aborted request until then, never gives away a block that
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,24 +18,43 @@ from typing import Any
 from mooncache.client.figures import Figures, figures, growth
 from mooncache.client.keys import split_keys
 from mooncache.config import load
+from mooncache.connectors.vllm.core.groups import KvGroups, groups_of
 from mooncache.connectors.vllm.core.idle import IdleWait
+from mooncache.connectors.vllm.core.kv_parts import RankParts
 from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_whole_blocks
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
 from mooncache.connectors.vllm.core.request import BlockTransfer
-from mooncache.connectors.vllm.engine_passport import engine_version, in_memory, read_passport, write_passport
+from mooncache.connectors.vllm.engine_passport import (
+    engine_version,
+    in_memory,
+    shard_of,
+    write_passport,
+)
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
+from mooncache.connectors.vllm.part_memory import (
+    by_group_of,
+    rank_parts,
+    read_passports,
+    tensors_of,
+    why_not_of_files,
+)
 from mooncache.connectors.vllm.settings import ConnectorSettings
 from mooncache.connectors.vllm.stats import ConnectorStats
+from mooncache.connectors.vllm.verifying import count_heard, make_verifier
 from mooncache.connectors.vllm.weights import WeightWatch, models_in_memory
 from mooncache.errors import Closed
 from mooncache.kvcache.core.weighing import ShardLoad
+from mooncache.kvcache.gpu_blocks import GpuBlocks
+from mooncache.kvcache.grouped import GroupedMemory
 from mooncache.kvcache.in_place import RegisteredMemory
 from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
+from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import Mover
 from mooncache.kvcache.pool_link import PoolLink
-from mooncache.kvcache.tensors import block_memory, layout_of
+from mooncache.kvcache.tensors import block_memory
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob
+from mooncache.kvcache.verifier import ShadowReport, Verifier
 from mooncache.runtime import tracing
 from mooncache.runtime.logs import Event, get_logger
 
@@ -51,6 +70,9 @@ class Received:
 
     finished: set[str]
     bad_blocks: set[int]
+    """Of loads of which the leading blocks are of use."""
+    failed: set[str]
+    """Loads of which nothing is of use, with several groups or a window."""
 
 
 class WorkerSide:
@@ -71,13 +93,21 @@ class WorkerSide:
         self._in_place: RegisteredMemory | None = None
         self._mover: Mover | None = None
         self._layers: LayerSaver | None = None
+        self._verifier: Verifier | None = None
+        self._heard: deque[ShadowReport] = deque()
         self._layered: dict[str, TransferJob] = {}
-        self._passport = ""
+        self._groups = KvGroups(config.cache_config.block_size)
+        if connect is not None:
+            self._groups = groups_of(cache_config, config.cache_config.block_size)
+        self._grouped: GroupedMemory | None = None
+        self._parts: RankParts | None = None  # of each block, when they are shared over numbers of ranks
+        self._as_loaded = ""
+        self._passports: tuple[str, ...] = ()
         self._weights: WeightWatch | None = None
         self._broken_weights = ""
         self._reads = Uncached.KV_LAYOUT
         self._refusal: PoolRefusal | None = None
-        self._loading: set[str] = set()
+        self._loading: dict[str, int] = {}  # with the tokens that a whole load stands for
         self._stale: set[str] = set()
         self._facts: dict[str, Any] = {}
         self._block_bytes = 0
@@ -98,30 +128,25 @@ class WorkerSide:
     def register(self, tensors: dict[str, Any]) -> None:
         """The KV tensors are there: derive the passport, write the hand-over file, connect."""
         count = self._cache_config.num_blocks
-        tensors = in_order(tensors)
-        layers = {name: layout_of(tensor) for name, tensor in tensors.items()}
-        first = next(iter(tensors.values()))
-        dtype = str(first.dtype).removeprefix("torch.")
+        connector = self._settings.connector
+        by_group = self._in_parts(by_group_of(self._cache_config, self._groups, tensors))
         self._reads = Uncached.WEIGHTS_UNREADABLE
         experts_move = bool(getattr(self._config.parallel_config, "enable_eplb", False))
         self._weights = WeightWatch(models_in_memory(), experts_move=experts_move)
         self._reads = Uncached.MODEL_UNREADABLE
-        passport = read_passport(
-            self._config,
-            layers,
-            dtype,
-            count,
-            self._settings.state_dir,
-            chat_template=self._settings.chat_template,
-        )
+        passports = read_passports(self._config, self._settings, count, by_group, self._groups, self._parts)
+        if self._parts is not None:
+            self._as_loaded = self._fingerprint_of_files(self._parts)
         self._reads = Uncached.KV_LAYOUT
-        memory = block_memory(list(tensors.values()), count)
-        self._block_bytes = memory.block_bytes
-        self._passport = passport_to_json(passport)
-        self._shard = passport.pp_rank * passport.tp_size + passport.tp_rank
+        memories = [block_memory(list(tensors.values()), count) for tensors in by_group]
+        self._block_bytes = sum(memory.block_bytes for memory in memories)
+        self._passports = tuple(map(passport_to_json, passports))
+        passport = passports[self._groups.lead]
+        self._shard = shard_of(self._config)
+        copies = passport.tp_size if self._parts is None else self._parts.shares / len(self._parts.own)
         self._facts = {
-            "kv_bytes_per_token": memory.block_bytes * passport.tp_size // passport.block_tokens,
-            "kv_capacity_tokens": count * passport.block_tokens,
+            "kv_bytes_per_token": int(self._block_bytes * copies) // passport.block_tokens,
+            "kv_capacity_tokens": self._capacity_tokens(),
             "engine_version": engine_version(),
             "max_model_tokens": int(self._config.model_config.max_model_len),
             "pool": self._connect is not None,
@@ -133,8 +158,10 @@ class WorkerSide:
             ):  # else the scheduler's side writes it, who knows all shards
                 write_passport(path, in_memory(passport, [self._weights.fingerprint]), **self._facts)
             return
-        connector = self._settings.connector
         tracing.setup("engine", load())  # beside vLLM's own spans, in the same trace
+        memory: HostMemory | GpuBlocks | GroupedMemory = memories[0]
+        if len(memories) > 1:
+            memory = self._grouped = GroupedMemory(memories)
         self._in_place = RegisteredMemory(memory, connector.registered_bytes_max)
         self._link = self._connect(self._in_place)
         self._mover = Mover(
@@ -146,17 +173,50 @@ class WorkerSide:
             save_queue_bytes_max=connector.save_queue_bytes_max,
             changed=self._changed,
         )
-        reason = why_whole_blocks(wanted=connector.layerwise, full_graphs=replays_full_graphs(self._config))
+        self._verifier = make_verifier(
+            connector, self._link, self._mover, memory, by_group, self._heard.append
+        )
+        reason = why_whole_blocks(
+            wanted=connector.layerwise,
+            full_graphs=replays_full_graphs(self._config),
+            groups=len(memories),
+            states=bool(self._groups.states),
+        )
         _log.info(Event.CONNECTOR_SAVES, layerwise=not reason, reason=reason)
         if not reason:
             self._layers = LayerSaver(
                 self._link,
-                memory,
-                list(tensors),
+                memories[0],
+                list(by_group[0]),
                 self._layers_saved,
                 timeout_s=connector.save_timeout_s,
                 queue_bytes_max=connector.save_queue_bytes_max,
             )
+
+    def _in_parts(self, by_group: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The tensors of each part instead, if blocks are stored in parts. Raises InvalidArgument: they cannot be."""
+        connector = self._settings.connector
+        if not connector.head_groups or self._connect is None:
+            return by_group
+        self._reads = Uncached.HEAD_GROUPS
+        self._parts = rank_parts(
+            self._config, self._cache_config, by_group[0], connector.head_groups, connector.layer_groups
+        )
+        return [tensors_of(part, by_group[0]) for part in self._parts.own]
+
+    def _fingerprint_of_files(self, parts: RankParts) -> str:
+        """Of the weights in memory, if it is that of what the files say; else ""."""
+        assert self._weights is not None
+        reason = why_not_of_files(self._config)
+        sizes = {"head_groups": parts.head_groups, "layer_groups": parts.layer_groups}
+        _log.info(Event.CONNECTOR_PARTS, **sizes, parts=parts.numbers, writes=parts.writes, reason=reason)
+        return "" if reason else self._weights.fingerprint
+
+    def _capacity_tokens(self) -> int:
+        """Tokens of which the engine can keep the KV. vLLM knows it where some layers keep only the last ones."""
+        blocks = self._cache_config.num_blocks // len(self._groups)
+        known = None if self._groups.is_plain else self._config.cache_config.kv_cache_size_tokens
+        return int(known or blocks * self._config.cache_config.block_size)
 
     def refuse(self, error: Exception) -> PoolRefusal:
         """`register` failed: what the scheduler's side is to know of it."""
@@ -166,10 +226,22 @@ class WorkerSide:
     def handshake(self) -> Handshake | None:
         """For the scheduler's side, also of a worker that was to take part and cannot; None when it was not to."""
         if self._refusal is not None:
-            return Handshake("", 0, "", {}, self._refusal)
-        if not (self._passport and self._mover and self._weights):
+            return Handshake((), 0, "", {}, refusal=self._refusal)
+        if not (self._passports and self._mover and self._weights):
             return None
-        return Handshake(self._passport, self._block_bytes, self._weights.fingerprint, self._facts)
+        return Handshake(
+            self._passports,
+            self._block_bytes if self._writes else 0,
+            self._weights.fingerprint,
+            self._facts,
+            verifies=self._verifier is not None,
+            as_loaded=self._as_loaded,
+        )
+
+    @property
+    def _writes(self) -> bool:
+        """False when another rank has the same heads, and saves them."""
+        return self._parts is None or self._parts.writes
 
     # --- a step ----------------------------------------------------------------------------------------------
 
@@ -193,7 +265,7 @@ class WorkerSide:
             return True
         if not self._broken_weights:
             self._ends.weights[self._shard] = self._weights.fingerprint
-        self._stale |= self._loading
+        self._stale |= set(self._loading)
         for name in self._loading:
             if self._mover is not None:
                 self._mover.cancel(name)
@@ -212,7 +284,7 @@ class WorkerSide:
                     )
                     continue
                 self._mover.load(self._job(transfer))
-                self._loading.add(transfer.name)
+                self._loading[transfer.name] = transfer.tokens
             except Exception:  # noqa: BLE001  (the request waits for an end: it gets one)
                 self._refused.append(
                     LoadReport(transfer.name, transfer.blocks, 0, 0, 0.0, MoveFailure.ABSENT)
@@ -223,8 +295,9 @@ class WorkerSide:
 
     def layer_done(self, orders: StepOrders, layer: str) -> None:
         """Handle vLLM's `save_kv_layer`: with `layerwise` the layer's part of the step's blocks is sent at once."""
-        if self._layers is not None and orders.saves and self._orders_hold:
-            self._layers.layer_done([self._job(transfer) for transfer in orders.saves], layer)
+        saves = [transfer for transfer in orders.saves if not transfer.verifies]
+        if self._layers is not None and saves and self._orders_hold and self._writes:
+            self._layers.layer_done([self._job(transfer) for transfer in saves], layer)
             self.stats.count("hooked_layers")
 
     def start_saves(self, orders: StepOrders) -> None:
@@ -237,6 +310,10 @@ class WorkerSide:
                     self.stats.count("dropped_blocks", len(transfer.blocks), MoveFailure.STALE)
                     if self._mover is not None:
                         self._mover.give_up(self._job(transfer))
+            elif not self._writes and not transfer.verifies:
+                self._ends.saves[transfer.name] = SaveEnd(frozenset(range(len(transfer.blocks))))
+            elif transfer.verifies and self._verifier is not None:
+                self._verifier.check(self._job(transfer))
             elif self._layers is not None:
                 job = self._job(transfer)
                 self._layered[job.name] = job
@@ -264,17 +341,18 @@ class WorkerSide:
             self._mover.wait_saved(timeout_s)
         if self._layers is not None:
             self._layers.wait_saved(timeout_s)
+        if self._verifier is not None:
+            self._verifier.wait_checked(timeout_s)
 
     def drain(self) -> None:
         """Wait until no save reads the tensors; requests that load have ended when vLLM asks for it."""
         self._wait_saved(self._settings.connector.save_timeout_s)
 
     def _job(self, transfer: BlockTransfer) -> TransferJob:
-        keys = transfer.keys[self._shard]
         trace = tracing.extract({tracing.TRACEPARENT: transfer.traceparent}) if transfer.traceparent else None
-        return TransferJob(
+        job = TransferJob(
             transfer.name,
-            tuple(split_keys(keys)),
+            (),
             tuple(transfer.blocks),
             trace,
             transfer.pace,
@@ -284,6 +362,12 @@ class WorkerSide:
             transfer.is_awaited,
             transfer.session_token,
         )
+        place = self._grouped.place if self._grouped is not None else lambda _, block: block
+        if self._parts is not None:
+            return self._parts.spread(job, transfer.keys, place)
+        if self._grouped is not None:
+            job = replace(job, blocks=tuple(map(place, transfer.groups, job.blocks)))
+        return replace(job, keys=tuple(split_keys(transfer.keys[self._shard])))
 
     def received(self, *, idle: bool) -> Received:
         """Ended loads, and blocks that could not be loaded; waits a moment when the engine is idle."""
@@ -296,19 +380,27 @@ class WorkerSide:
             self._changed.wait(wait_s)
         self._changed.clear()
         for save in self._mover.take_saves():
-            self._note_save(save)
-        return self._taken(refused + self._mover.take_loads())
+            self._note_save(save if self._parts is None else self._parts.saved(save))
+        loads = self._mover.take_loads()
+        if self._parts is not None:
+            loads = [self._parts.loaded(load) for load in loads]
+        return self._taken(refused + loads)
 
     def _taken(self, reports: list[LoadReport]) -> Received:
-        got = Received(set(), set())
+        got = Received(set(), set(), set())
         for report in reports:
-            self._loading.discard(report.name)
+            tokens = self._loading.pop(report.name, 0)
             if report.name in self._stale:
                 self._stale.discard(report.name)
                 report.loaded, report.loaded_bytes, report.staged_bytes = 0, 0, 0
                 report.reason = MoveFailure.STALE
             got.finished.add(report.name)
-            got.bad_blocks.update(report.blocks[report.loaded :])
+            missing = len(report.blocks) - report.loaded
+            if self._groups.is_plain:
+                got.bad_blocks.update(report.blocks[report.loaded :])
+                tokens = report.loaded * self._groups.block_tokens
+            elif missing:
+                got.failed.add(report.name)
             self._ends.loads[report.name] = LoadEnd(
                 report.loaded,
                 report.loaded_bytes,
@@ -316,20 +408,19 @@ class WorkerSide:
                 report.reason,
                 waited_s=report.waited_s,
                 hidden_s=report.hidden_s,
-                by_shard={
-                    self._shard: ShardLoad(
-                        report.loaded, report.transfer_s, is_cut=report.reason is MoveFailure.TOO_SLOW
-                    )
-                },
+                by_shard=dict.fromkeys(
+                    (self._shard,) if self._parts is None else self._parts.numbers,
+                    ShardLoad(report.loaded, report.transfer_s, is_cut=report.reason is MoveFailure.TOO_SLOW),
+                ),
                 staged_bytes=report.staged_bytes,
             )
             self.stats.count("loads")
             self.stats.count("loaded_blocks", report.loaded)
             self.stats.count("loaded_bytes", report.loaded_bytes)
             self.stats.count_path("load_path_bytes", report.loaded_bytes, report.staged_bytes)
-            self.stats.count("hit_tokens", report.loaded * self._config.cache_config.block_size)
+            if self._groups.is_plain or not missing:
+                self.stats.count("hit_tokens", tokens)
             self.stats.seen("load_seconds", report.transfer_s)
-            missing = len(report.blocks) - report.loaded
             if missing:
                 self.stats.count("load_failures", missing, report.reason)
             if missing and report.reason not in {MoveFailure.TOO_SLOW, MoveFailure.NOT_COME}:
@@ -365,6 +456,7 @@ class WorkerSide:
             self._was_usable = self._link.usable
             self.stats.gauge("pool_up", float(self._was_usable))
         self._count_client(time.monotonic())
+        count_heard(self._heard, self.stats)
         if self.stats.is_empty():
             return None
         if self._mover is not None:
@@ -391,24 +483,10 @@ class WorkerSide:
             self._layers.close()
         if self._link is not None:
             self._link.close()
+        if self._verifier is not None:
+            self._verifier.close()
         if self._mover is not None:
             self._mover.close()
         if self._in_place is not None:
             self._in_place.close()
         tracing.shutdown()
-
-
-def in_order(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Layers by name, numbers as numbers; layers that share the KV of another one are left out."""
-    found: dict[str, Any] = {}
-    seen: set[int] = set()
-    for name in sorted(tensors, key=lambda text: [_word(part) for part in re.split(r"(\d+)", text)]):
-        address = tensors[name].data_ptr()
-        if address not in seen:
-            seen.add(address)
-            found[name] = tensors[name]
-    return found
-
-
-def _word(part: str) -> tuple[int, str]:
-    return (int(part), "") if part.isdigit() else (-1, part)

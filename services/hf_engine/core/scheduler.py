@@ -148,6 +148,7 @@ class BatchScheduler:
         self.waiting.appendleft(sequence)
         sequence.state = State.WAITING
         sequence.preemptions += 1
+        sequence.verify_end = 0  # its blocks may be others' next time
         self.preemption_count += 1
 
     def advance(self, work: Work) -> range:

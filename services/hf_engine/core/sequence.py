@@ -73,6 +73,7 @@ class Sequence:
     present: tuple[bool, ...] = ()  # for each key whether the pool has it, as far as known
     load: range = range(0)  # block numbers that have to be fetched before the first step
     promise_end: int = 0  # blocks before it are loaded as they come, also if they are not there yet; 0: none
+    verify_end: int = 0  # blocks before it are computed although the pool has them, and compared
     wait_until_s: float = 0.0  # for blocks of another instance
     saved: int = 0  # complete blocks that were handed to the mover or need not be
     preemptions: int = 0

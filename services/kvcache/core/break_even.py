@@ -77,6 +77,10 @@ class Pace:
         """Seconds after its start until which a load that has brought so many blocks may bring the next ones."""
         return self.grace_s + blocks * self.block_s
 
+    def in_parts(self, blocks: int, parts: int) -> Pace:
+        """The same pace of a load that moves another number of parts for so many blocks."""
+        return self if parts == blocks else Pace(self.grace_s, self.block_s * blocks / max(1, parts))
+
     def batch_blocks(self, last: int, came: int, elapsed_s: float) -> int:
         """How many blocks to ask for next: twice the last ones, but no more than half of what is left until the pace is
         lost should bring, because blocks of a batch that is late do not count."""

@@ -107,15 +107,31 @@ class LoadWeighing:
         return choice.pace
 
     def loaded(
-        self, choice: LoadChoice, hint: LegHint, first: int, end: int, shards: Mapping[int, ShardLoad]
+        self,
+        choice: LoadChoice,
+        hint: LegHint,
+        first: int,
+        end: int,
+        shards: Mapping[int, ShardLoad],
+        *,
+        parts: int | None = None,
     ) -> None:
-        """Learn what each shard measured of a load of the blocks from `first` to `end`."""
+        """Learn what each shard measured of a load of the blocks from `first` to `end`.
+
+        Args:
+            parts: how many blocks that took, when it was another number; then they are of use all together only.
+        """
         asked, places = end - first, self._places(choice, hint, first, end)
-        came = min((part.loaded for part in shards.values()), default=0)
+        together = None if parts == asked else parts
+        loaded = {
+            shard: part.loaded if together is None else asked * (part.loaded >= together)
+            for shard, part in shards.items()
+        }
+        came = min(loaded.values(), default=0)
         choice.loaded_from = most_loaded((*choice.loaded_from, *_loaded_from(places[:came])))
         for shard, part in shards.items():
-            if part.is_cut or part.loaded >= asked:
-                self.known.loaded(asked, part.loaded, part.seconds, places, shard)
+            if part.is_cut or loaded[shard] >= asked:
+                self.known.loaded(asked, loaded[shard], part.seconds, places, shard)
 
 
 def _loaded_from(places: Sequence[tuple[str, ...]]) -> Iterator[LoadedFrom]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import ClassVar
 
+from mooncache.kvcache.pool_link import INSTANCE_VARIABLE
 from mooncache.worker.adapters.base import Command, EngineAdapter, Launch, section_env
 from mooncache.worker.core.load import MetricNames
 
@@ -33,6 +34,7 @@ class HfAdapter(EngineAdapter):
     def command(self, launch: Launch) -> Command:
         env = section_env(self.config, ("cluster", "hf", "connector", "tls", "logging", "tracing"))
         env["MOONCACHE_ENGINE_API_KEY"] = launch.engine_key
+        env[INSTANCE_VARIABLE] = launch.instance_id
         arguments: tuple[str, ...] = (
             sys.executable,
             "-m",

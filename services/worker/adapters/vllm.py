@@ -12,6 +12,7 @@ from typing import ClassVar
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.kv_types import why_garbage
+from mooncache.kvcache.pool_link import INSTANCE_VARIABLE
 from mooncache.worker.adapters.base import Command, EngineAdapter, Launch, section_env
 from mooncache.worker.core.load import MetricNames
 
@@ -123,29 +124,40 @@ class VllmAdapter(EngineAdapter):
     def _env(self, launch: Launch) -> dict[str, str | None]:
         env = section_env(self.config, ("cluster", "connector", "tls", "logging", "tracing"))
         env |= {"VLLM_API_KEY": launch.engine_key, "VLLM_NO_USAGE_STATS": "1"}
+        env[INSTANCE_VARIABLE] = launch.instance_id
         # A host that is allowed must not send vLLM on to one that is not.
         env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = os.environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         if self.config.tracing.endpoint:
             env["OTEL_SERVICE_NAME"] = "mooncache-engine"
         if Path(launch.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
-        if not has_gpu():
-            # Without a number vLLM takes most of the memory of the machine.
-            gib = max(1, self.config.vllm.kv_cache_bytes >> 30)
-            if self.config.vllm.kv_cache_bytes or "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-                env["VLLM_CPU_KVCACHE_SPACE"] = str(gib)
-            threads = os.environ.get("OMP_NUM_THREADS", "1" if (os.cpu_count() or 1) < _FEW_CORES else "")
-            if threads:
-                # Threads that have to share a core wait for each other in busy loops. Engines that each bind theirs
-                # to the first cores would do just that.
-                env["OMP_NUM_THREADS"] = threads
-                env["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            if threads == "1":
-                # vLLM computes in a process of its own on CPUs, to bind its threads; scheduler and worker then wait for
-                # each other in busy loops, which take the cores from engines that compute. One thread needs no binding.
-                name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-                env[name] = os.environ.get(name, "0")
-        return env
+        return env | processor_env(self.config.vllm.kv_cache_bytes)
+
+
+def processor_env(kv_cache_bytes: int) -> dict[str, str]:
+    """What vLLM needs in its environment where it computes on a CPU; nothing where there is a GPU.
+
+    Args:
+        kv_cache_bytes: memory for its cache; 0 leaves what the environment says, or takes 1 GiB.
+    """
+    if has_gpu():
+        return {}
+    env: dict[str, str] = {}
+    # Without a number vLLM takes most of the memory of the machine.
+    if kv_cache_bytes or "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        env["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, kv_cache_bytes >> 30))
+    threads = os.environ.get("OMP_NUM_THREADS", "1" if (os.cpu_count() or 1) < _FEW_CORES else "")
+    if threads:
+        # Threads that have to share a core wait for each other in busy loops. Engines that each bind theirs
+        # to the first cores would do just that.
+        env["OMP_NUM_THREADS"] = threads
+        env["VLLM_CPU_OMP_THREADS_BIND"] = os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    if threads == "1":
+        # vLLM computes in a process of its own on CPUs, to bind its threads; scheduler and worker then wait for
+        # each other in busy loops, which take the cores from engines that compute. One thread needs no binding.
+        name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+        env[name] = os.environ.get(name, "0")
+    return env
 
 
 def why_refused(config: Config) -> str:

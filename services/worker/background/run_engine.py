@@ -205,6 +205,9 @@ def _launch(state: WorkerState) -> Launch:
     for path in state.run_dir.glob("*.ipc"):
         path.unlink(missing_ok=True)
     passport_path(state).unlink(missing_ok=True)
+    if state.next_engine_key:
+        state.engine_key, state.next_engine_key = state.next_engine_key, ""
+        state.http.use_key(state.engine_key)
     number = state.supervision.starts + 1
     events = state.adapter.publishes_events and state.adapter.makes_passport
     return Launch(

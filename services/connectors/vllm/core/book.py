@@ -15,21 +15,27 @@ bad block cannot make a request go round in circles.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from mooncache.client.keys import split_keys
+from mooncache.connectors.vllm.core import parts, question
 from mooncache.connectors.vllm.core.chain import KeyChain
+from mooncache.connectors.vllm.core.groups import KvGroups
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
 from mooncache.connectors.vllm.core.request import (
+    TOKENS_ALONE,
     BlockTransfer,
     Matched,
     PoolQuery,
+    RequestContent,
     RequestState,
     report_of,
 )
 from mooncache.connectors.vllm.core.save_ledger import SaveLedger
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.core.break_even import BreakEven
+from mooncache.kvcache.core.shadow import ShadowSampler
 from mooncache.kvcache.core.streaming import EngineMemory, Streaming, WaitPlace
 from mooncache.kvcache.core.weighing import LoadWeighing, ShardLoad
 from mooncache.kvcache.keys import adapted
@@ -39,15 +45,14 @@ from mooncache.kvcache.passport import Passport
 from mooncache.kvcache.transfers import MoveFailure
 
 ANSWER_TTL_S = 1.0
-KEYS_ASKED_MAX = 1 << 16
-"""Keys of one question, as many as the client takes at once."""
 
 
 class RequestBook:
     """The state of every request.
 
     Args:
-        passports: one for each shard, in the order of the workers' ranks.
+        passports: for each shard, in the order of the workers' ranks, one for each group.
+        groups: of KV cache; None: one of full attention.
         refusal: why no request of the engine uses the pool; None: they do, once there are passports.
         break_even: weighs loading against computing; None: everything is loaded.
         may_cut: whether the engine can use a part of a load.
@@ -58,17 +63,21 @@ class RequestBook:
         self,
         passports: Sequence[Passport],
         *,
+        groups: KvGroups | None = None,
         save_decode_blocks: bool = True,
         refusal: PoolRefusal | None = None,
         break_even: BreakEven | None = None,
         may_cut: bool = True,
         streaming: Streaming | None = None,
     ) -> None:
-        self._streaming = streaming
-        self._weighing = LoadWeighing(break_even, shards=len(passports)) if break_even else None
+        self._block_tokens = passports[0].block_tokens if passports else 0
+        self._groups = groups or KvGroups(self._block_tokens)
+        shards = len(passports) // len(self._groups)
+        self._weighing = LoadWeighing(break_even, shards=shards) if break_even else None
+        # A part of what several groups or a window need is of no use: such loads are not streamed.
+        self._streaming = streaming if self._groups.is_plain else None
         self._may_cut = may_cut
         self._passports = list(passports)
-        self._block_tokens = passports[0].block_tokens if passports else 0
         self._save_decode_blocks = save_decode_blocks
         self.refusal = refusal if passports or refusal else PoolRefusal(Uncached.NOT_STARTED)
         self._requests: dict[str, RequestState] = {}
@@ -84,19 +93,21 @@ class RequestBook:
         salt: str,
         params: object,
         refusal: PoolRefusal | None = None,
-        lora: str = "",
+        content: RequestContent = TOKENS_ALONE,
     ) -> Uncached:
-        """A request came, with what its adapter is (`lora`). Returns why it does not use the pool."""
+        """A request came, with what it is beside its tokens. Returns why it does not use the pool."""
         reports, hint = isinstance(params, dict) and "mooncache" in params, LegHint.from_params(params)
         request = RequestState(request_id, len(tokens), hint, reports, self.refusal or refusal)
         if request.refusal is None:
             try:
                 request.chain = KeyChain.begin(
-                    [adapted(passport, lora) for passport in self._passports],
+                    [adapted(passport, content.lora) for passport in self._passports],
                     tokens,
+                    groups=len(self._groups),
                     salt=salt,
                     public_tokens=hint.public_tokens if hint.public_salt else 0,
                     public_salt=hint.public_salt,
+                    media=content.media,
                 )
             except InvalidArgument as error:
                 request.refusal = PoolRefusal(Uncached.TOKENS, said(error))
@@ -119,7 +130,7 @@ class RequestBook:
         if request is not None:
             request.loads_off = request.saves_off = True
             request.choice.reason = str(PoolRefusal(Uncached.NEW_GENERATION))
-            request.pending, request.known, request.answered_s = False, bytearray(), None
+            request.pending, request.known, request.answered_s = False, [], None
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -157,29 +168,33 @@ class RequestBook:
         *,
         pool_usable: bool,
         memory: EngineMemory | None = None,
+        tokens: int | None = None,
     ) -> Matched:
         """How many tokens behind the `local_tokens` can be loaded. May be called any number of times.
 
         Args:
             memory: the engine's, now; None: not known.
+            tokens: of the request, with those that were generated; None: of its prompt.
         """
         request = self._requests.get(request_id)
         if request is None or request.chain is None or request.loading is not None:
             return Matched(0)
-        chain = request.chain
         request.local_blocks = local_tokens // self._block_tokens
         request.matched_s = now_s
-        if not request.running:  # the client does not learn of a preemption
+        if request.running:  # preempted: the engine's own blocks may come from elsewhere now
+            request.verify_end = 0
+        else:  # the client does not learn of a preemption
             request.local_tokens = min(local_tokens, request.prompt_tokens)
-        if request.loads_off or request.local_blocks >= len(chain):
+        request.limit = self._groups.limit(
+            len(request.chain), request.prompt_tokens if tokens is None else tokens
+        )
+        if request.loads_off or request.local_blocks >= request.limit:
             return Matched(0)
         if request.pending:
             return Matched(None)
         if request.answered_s is None or now_s - request.answered_s > ANSWER_TTL_S:
             return self._ask(request, now_s, pool_usable=pool_usable, memory=memory)
-        end = min(len(chain), len(request.known))
-        missing = request.known.find(0, request.local_blocks, end)
-        found = max(request.local_blocks, end if missing < 0 else missing)
+        found = self._groups.longest(request.known, request.local_blocks, request.limit)
         if request.promise_end:
             return self._promise(request, found, now_s, memory)
         return self._weighed(request, found, now_s)
@@ -191,14 +206,15 @@ class RequestBook:
         assert request.chain is not None
         awaited, place = 0, None
         if not request.asked:
-            awaited = self._awaited(request)
+            awaited = question.awaited_blocks(request, self._groups, self._block_tokens)
             request.wait_until_s = now_s + request.hint.wait_s
             if awaited and self._weighing is not None:
                 awaited = self._weighing.worth_awaiting(
                     request.choice, request.hint, request.local_blocks, awaited, now_s
                 )
             if awaited:
-                place = self._place(request, self._promise_end(request, awaited), now_s, memory)
+                end = question.promise_end(request, awaited, self._block_tokens)
+                place = self._place(request, end, now_s, memory)
                 if place is WaitPlace.STREAMED and not pool_usable:
                     place = WaitPlace.NO_POOL
         # A pool that is silent for a moment is still worth waiting for: the lookup knows for how long.
@@ -207,32 +223,20 @@ class RequestBook:
             return Matched(0)
         request.asked = True
         if place is WaitPlace.STREAMED:  # the load waits
-            request.promise_end = self._promise_end(request, awaited)
+            request.promise_end = question.promise_end(request, awaited, self._block_tokens)
             return self._question(request, 0)
         return replace(self._question(request, awaited), waits=place)
 
     def _question(self, request: RequestState, awaited: int) -> Matched:
         assert request.chain is not None
         request.pending = True
-        shards = len(request.chain.shards)
-        blocks = min(len(request.chain), KEYS_ASKED_MAX // shards)
-        keys, awaited = request.chain.interleaved(blocks), min(awaited, blocks) * shards
+        keys, awaited, blocks = question.ask(request, self._groups, awaited)
         until_s = request.wait_until_s if awaited else request.matched_s
         node, limit_s = request.hint.store_node if awaited else "", None
         if self._weighing is not None and not awaited and not request.promise_end:
             limit_s = self._weighing.known.ask_s(blocks - request.local_blocks)
         token = request.hint.session_token
         return Matched(None, PoolQuery(request.request_id, keys, awaited, until_s, node, limit_s, token))
-
-    def _awaited(self, request: RequestState) -> int:
-        """Leading blocks that another instance is computing; 0 when none is missing here."""
-        assert request.chain is not None
-        awaited = min(request.hint.wait_tokens // self._block_tokens, len(request.chain))
-        return awaited if awaited > request.local_blocks else 0
-
-    def _promise_end(self, request: RequestState, awaited: int) -> int:
-        """Promised is what leaves a token to compute."""
-        return min(awaited, max(0, request.prompt_tokens - 1) // self._block_tokens)
 
     def _place(self, request: RequestState, end: int, now_s: float, memory: EngineMemory | None) -> WaitPlace:
         """Where blocks from the local ones to `end` are waited for."""
@@ -265,7 +269,8 @@ class RequestBook:
             place = WaitPlace.NO_POOL  # the lookup knows for how long to wait for it
         if place is not WaitPlace.STREAMED:
             request.promise_end = 0
-            return replace(self._question(request, self._awaited(request)), waits=place)
+            awaited = question.awaited_blocks(request, self._groups, self._block_tokens)
+            return replace(self._question(request, awaited), waits=place)
         return Matched((end - first) * self._block_tokens)
 
     def _weighed(self, request: RequestState, found: int, now_s: float) -> Matched:
@@ -274,7 +279,13 @@ class RequestBook:
         if self._weighing is not None and request.load_end is None and found > first:
             request.load_end, spared = self._weighing.weigh(request.choice, first, found, now_s)
         end = found if request.load_end is None else min(found, request.load_end)
+        if end < found:
+            end = self._groups.longest(request.known, first, end)
         return Matched(max(0, end - first) * self._block_tokens, spared=spared * self._block_tokens)
+
+    def verify(self, request_id: str, tokens: int, by: ShadowSampler, now_s: float, draw: float) -> bool:
+        """Whether tokens that `match` has found are computed and compared, for a request without local blocks."""
+        return question.verifies(self._requests[request_id], tokens, self._block_tokens, by, now_s, draw)
 
     def answered(
         self,
@@ -298,8 +309,7 @@ class RequestBook:
         request.pending = False
         request.answered_s = now_s
         request.load_end = None
-        request.known = bytearray(request.chain.whole(present))
-        request.choice.places = request.chain.together(places)
+        question.answered(request, self._groups, present, places)
         request.choice.reason = reason or request.choice.reason
         request.known_as_of = self._saves.ended
         request.waited_s += waited_s
@@ -313,29 +323,37 @@ class RequestBook:
         """True while some request's blocks are on their way."""
         return any(request.loading is not None for request in self._requests.values())
 
-    def allocated(self, request_id: str, blocks: Sequence[int], tokens: int) -> BlockTransfer | None:
-        """The engine gave the request blocks for `tokens` to load behind the local ones: what to load where."""
+    def allocated(
+        self, request_id: str, tables: Sequence[Sequence[int]], tokens: int
+    ) -> BlockTransfer | None:
+        """The engine gave the request blocks for `tokens` to load behind the local ones: what to load where.
+
+        `tables` has the request's block table of each group.
+        """
         request = self._requests.get(request_id)
         if request is None or request.chain is None or tokens <= 0:
             return None
         first = request.local_blocks
         end = first + tokens // self._block_tokens
-        request.loading = (first, end)
+        request.loading, request.load_parts = (first, end), parts.to_load(tables, first, end)
         request.answered_s = None  # after a preemption the pool is asked anew
-        pace = None
+        pace, blocks = None, parts.positions(request.load_parts)
         if self._weighing is not None and self._may_cut:
             pace = self._weighing.pace(request.choice, request.hint, first, end)
+            pace = pace.in_parts(end - first, len(blocks))
         transfer = BlockTransfer(
             request_id,
-            request.chain.packed(first, end),
-            tuple(blocks[first:end]),
+            request.chain.packed(*request.load_parts),
+            tuple(tables[group][block] for group, block in blocks),
             pace=pace,
             session_token=request.hint.session_token,
+            groups=parts.named(blocks, self._groups),
+            tokens=tokens,
         )
         if not request.promise_end:
             return transfer
         request.promise_end, request.streams = 0, True
-        known = request.known
+        known = request.known[0] if request.known else b""
         missing = (at for at in range(first, end) if at >= len(known) or not known[at])
         return replace(
             transfer,
@@ -357,7 +375,7 @@ class RequestBook:
         shards: Mapping[int, ShardLoad] | None = None,
         staged_bytes: int = 0,
     ) -> int:
-        """The load ended with `count` leading blocks in place. Returns the number of blocks that did not come.
+        """The load ended with `count` leading blocks in place. Returns how many blocks have to be computed.
 
         Args:
             seconds: of moving bytes.
@@ -370,115 +388,101 @@ class RequestBook:
         if request is None or request.loading is None:
             return 0
         first, end = request.loading
-        request.loading = None
+        blocks = parts.positions(request.load_parts)
+        request.loading, missing = None, len(blocks) - count
+        came = self._groups.came(count, len(blocks), end - first)
         if not request.running:
-            request.loaded_tokens += count * self._block_tokens
+            request.loaded_tokens += came * self._block_tokens
         request.loaded_bytes += size_bytes
         request.staged_bytes += staged_bytes
         request.load_s += seconds
         request.waited_s += waited_s
         request.hidden_s += hidden_s
-        missing = end - first - count
         cut = reason is MoveFailure.TOO_SLOW
         if self._weighing is not None:
-            self._weighing.loaded(request.choice, request.hint, first, end, shards or {})
+            self._weighing.loaded(request.choice, request.hint, first, end, shards or {}, parts=len(blocks))
         if self._streaming is not None and missing <= 0:
             self._streaming.loaded(count, seconds)
         if missing > 0:
             request.loads_off = True
         if missing > 0 and cut:
-            request.choice.was_cut(count, end - first, seconds)
+            request.choice.was_cut(came, end - first, seconds)
         elif missing > 0:
             if reason is MoveFailure.NOT_COME:
                 request.outcome = CacheOutcome.TIMEOUT
             else:
                 request.failed_blocks += missing
-            for block in range(first + count, min(end, len(request.known))):
-                request.known[block] = 0  # it is computed again, and then saved again
-        for block in range(first, min(first + count, len(request.known))):
-            request.known[block] = 1  # an awaited block was missing when the pool was asked
-        return max(0, missing)
+            request.note(blocks[count:], 0)  # they are computed again, and then saved again
+        request.note(blocks[:count], 1)  # awaited blocks were missing when the pool was asked
+        return end - first - came
 
     # --- saves -----------------------------------------------------------------------------------------------
 
-    def due(self, request_id: str, known: int, computed: int) -> bool:
+    def due(
+        self, request_id: str, known: int, computed: int, states: Iterable[tuple[int, int, int]] = ()
+    ) -> bool:
         """Whether `plan_save` may find something after a step; asked first, because a block table costs time to make.
 
         Args:
             known: how many tokens of the request are known.
             computed: see `plan_save`.
+            states: the recurrent states that vLLM keeps from this step on: (group, place, tokens before it).
         """
         request = self._requests.get(request_id)
         if request is None or request.chain is None or request.loading is not None or request.saves_off:
             return False
-        request.running = True
+        request.keeps(states, self._block_tokens)
         return self._complete(request, known, computed) > request.next_save
 
     def _complete(self, request: RequestState, known: int, computed: int) -> int:
         """Blocks that may be saved once the step is over."""
-        limit = min(computed, known)
-        if not self._save_decode_blocks:
-            limit = min(limit, request.prompt_tokens)
-        return limit // self._block_tokens
+        last = known if self._save_decode_blocks else request.prompt_tokens
+        return min(computed, known, last) // self._block_tokens
 
     def plan_save(
-        self, request_id: str, tokens: Sequence[int], computed: int, blocks: Sequence[int], blocks_max: int
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        computed: int,
+        tables: Sequence[Sequence[int]],
+        blocks_max: int,
     ) -> BlockTransfer | None:
         """Which blocks to save after a step.
 
         Args:
             tokens: all known tokens of the request.
             computed: tokens whose KV is in the blocks once the step is over.
-            blocks: the request's block table.
+            tables: the request's block table of each group.
             blocks_max: at most so many now; the others come later.
         """
         request = self._requests.get(request_id)
         if request is None or request.chain is None or request.loading is not None or request.saves_off:
             return None
-        request.running = True
-        chain, size = request.chain, self._block_tokens
-        # A decode leg waits for what a prefill leg computes: its blocks are offered even if they were saved before,
-        # because the pool may have evicted them. The saver asks before it sends.
-        trusts = request.hint.role is not LegRole.PREFILL
-        end = min(self._complete(request, len(tokens), computed), len(blocks))
+        request.running, chain, size = True, request.chain, self._block_tokens
+        end = min(self._complete(request, len(tokens), computed), *map(len, tables))
         if end <= request.next_save:
             return None
         if end > len(chain):
             chain.extend(tokens[len(chain) * size : end * size])
-        chosen: list[int] = []
-        ordered: set[bytes] = set()
-        while request.next_save < end and len(chosen) < blocks_max:
-            block = request.next_save
-            key = chain.key(block)
-            there = block < len(request.known) and request.known[block]
-            there = there or (trusts and self._holds(request, block, key))
-            if not there and key not in ordered and not self._saves.is_in_flight(key):
-                if blocks[block] != 0:
-                    chosen.append(block)
-                    ordered.add(key)
-                else:
-                    request.unsaved.add(block)
-            request.next_save += 1
+        chosen = parts.to_save(request, self._groups, self._saves, tables, end, blocks_max)
         if not chosen:
             return None
-        name = self._saves.begin(request_id, [chain.key(block) for block in chosen], chosen)
         keys = tuple(
-            b"".join(chain.key(block, shard) for block in chosen) for shard in range(len(chain.shards))
+            b"".join(chain.key(block, shard, group) for group, block in chosen)
+            for shard in range(chain.shards)
         )
+        name = self._saves.begin(request_id, split_keys(keys[0]), [block for _, block in chosen])
         request.saved_blocks += len(chosen)
         return BlockTransfer(
             name,
             keys,
-            tuple(blocks[block] for block in chosen),
+            tuple(tables[group][block] for group, block in chosen),
             node=request.hint.store_node,
             is_awaited=request.hint.is_awaited,
             session_token=request.hint.session_token,
+            groups=parts.named(chosen, self._groups),
+            verifies=chosen[0][1] < request.verify_end,
         )
-
-    def _holds(self, request: RequestState, block: int, key: bytes) -> bool:
-        """Whether the pool is believed to hold a block. What its answer to the request did not have was evicted, unless
-        it was saved after that."""
-        return self._saves.stored_since(key, request.known_as_of if block < len(request.known) else None)
 
     def saved(self, name: str, stored: Sequence[int]) -> None:
         """A save ended; the pool has the blocks at these positions of its order."""
@@ -488,13 +492,7 @@ class RequestBook:
             request.saved_blocks -= len(order.keys) - len(there)
             request.unsaved.update(block for at, block in enumerate(order.blocks) if at not in there)
 
-    @property
-    def saves_under_way(self) -> int:
-        """Orders that did not end yet."""
-        return self._saves.under_way
-
     def check(self) -> None:
         """The invariants; for tests."""
         self._saves.check()
-        for request in self._requests.values():
-            assert not (request.loading and request.chain is None)
+        assert not any(each.loading and each.chain is None for each in self._requests.values())

@@ -1,8 +1,9 @@
-"""The keys of one request, for every shard of the model, growing with its tokens.
+"""The keys of one request, for every shard of the model and every group of layers, growing with its tokens.
 
 Idea: keys follow from tokens alone (mooncache.kvcache.keys), so a chain that was begun with the prompt goes on
 with every block that decoding fills, without hashing the prompt again. With several ranks each holds another part of a
-block's KV under a key of its own; a block is there when all its parts are.
+block's KV under a key of its own; a block is there when all its parts are. With several groups of KV cache each group
+has blocks of its own, at the same tokens.
 """
 
 from __future__ import annotations
@@ -10,15 +11,22 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from mooncache.client.keys import KEY_BYTES
+from mooncache.connectors.vllm.core.groups import BlockRange
 from mooncache.errors import InvalidArgument
 from mooncache.kvcache.keys import request_keys, salted
+from mooncache.kvcache.media import Medium, chain_keys
 from mooncache.kvcache.passport import Passport
+
+Item = TypeVar("Item")
 
 
 @dataclass(slots=True)
-class _Shard:
+class _Part:
+    """What one shard has of the blocks of one group."""
+
     passport: Passport
     keys: bytearray
     tail: bytes | None
@@ -30,7 +38,10 @@ class KeyChain:
     """Keys of the complete blocks of `tokens`. Raises InvalidArgument for invalid token ids."""
 
     block_tokens: int
-    shards: list[_Shard] = field(default_factory=list)
+    groups: int = 1
+    parts: list[_Part] = field(default_factory=list)
+    """All groups of the first shard, then those of the next one."""
+    media: Sequence[Medium] = ()
 
     @classmethod
     def begin(
@@ -38,49 +49,68 @@ class KeyChain:
         passports: Sequence[Passport],
         tokens: Sequence[int],
         *,
+        groups: int = 1,
         salt: str = "",
         public_tokens: int = 0,
         public_salt: str = "",
+        media: Sequence[Medium] = (),
     ) -> KeyChain:
-        chain = cls(passports[0].block_tokens)
+        chain = cls(passports[0].block_tokens, groups, media=media)
         tokens = words_of(tokens)
         for passport in passports:
             private = salted(passport, salt)
             keys = request_keys(
-                passport, tokens, salt=salt, public_tokens=public_tokens, public_salt=public_salt
+                passport,
+                tokens,
+                salt=salt,
+                public_tokens=public_tokens,
+                public_salt=public_salt,
+                media=media,
             )
             tail = keys[-KEY_BYTES:] if keys else None
             if tail is not None and public_tokens >= len(keys) // KEY_BYTES * passport.block_tokens:
-                tail = private.chain_keys(tokens)[-KEY_BYTES:]  # the last key is a public one
-            chain.shards.append(_Shard(private, bytearray(keys), tail))
+                tail = chain_keys(private, tokens, media)[-KEY_BYTES:]  # the last key is a public one
+            chain.parts.append(_Part(private, bytearray(keys), tail))
         return chain
 
     def __len__(self) -> int:
         """Number of blocks with keys."""
-        return len(self.shards[0].keys) // KEY_BYTES
+        return len(self.parts[0].keys) // KEY_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
         """`tokens` continue right behind the last block with keys; complete blocks of them get keys."""
         if len(tokens) < self.block_tokens:
             return
-        tokens = words_of(tokens)
-        for shard in self.shards:
-            more = shard.passport.chain_keys(tokens, shard.tail)
-            shard.keys += more
-            shard.tail = more[-KEY_BYTES:]
+        tokens, first = words_of(tokens), len(self) * self.block_tokens
+        for part in self.parts:
+            more = chain_keys(part.passport, tokens, self.media, part.tail, first=first)
+            part.keys += more
+            part.tail = more[-KEY_BYTES:]
 
-    def key(self, block: int, shard: int = 0) -> bytes:
-        """Key of one block's part."""
-        return bytes(self.shards[shard].keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
+    @property
+    def shards(self) -> int:
+        """In how many parts each block of a group is kept."""
+        return len(self.parts) // self.groups
 
-    def packed(self, first: int, end: int) -> tuple[bytes, ...]:
-        """For each shard the keys of blocks first to end."""
-        return tuple(bytes(shard.keys[first * KEY_BYTES : end * KEY_BYTES]) for shard in self.shards)
+    def key(self, block: int, shard: int = 0, group: int = 0) -> bytes:
+        """Key of one shard's part of a group's block."""
+        keys = self.parts[shard * self.groups + group].keys
+        return bytes(keys[block * KEY_BYTES : (block + 1) * KEY_BYTES])
+
+    def packed(self, *ranges: BlockRange) -> tuple[bytes, ...]:
+        """For each shard the keys of these blocks, one range behind the other."""
+        return tuple(
+            b"".join(
+                self.parts[at + part.group].keys[part.first * KEY_BYTES : part.end * KEY_BYTES]
+                for part in ranges
+            )
+            for at in range(0, len(self.parts), self.groups)
+        )
 
     def interleaved(self, blocks: int | None = None) -> bytes:
         """Keys of the first blocks, the parts of one next to each other: the chain that the pool is asked about."""
         parts = [
-            memoryview(shard.keys)[: None if blocks is None else blocks * KEY_BYTES] for shard in self.shards
+            memoryview(part.keys)[: None if blocks is None else blocks * KEY_BYTES] for part in self.parts
         ]
         if len(parts) == 1:
             return bytes(parts[0])
@@ -93,21 +123,46 @@ class KeyChain:
                 rows[number * words + word :: len(parts) * words] = column[word::words]
         return bytes(whole)
 
-    def together(self, places: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """For each block the places of its parts, from those of the keys of `interleaved`."""
-        count = len(self.shards)
-        return tuple(zip(*(places[shard::count] for shard in range(count)), strict=False))
+    def order(self, blocks: int, *ranges: BlockRange) -> list[int]:
+        """Positions in `interleaved` of so many blocks: those of the ranges' keys first, then all others."""
+        count = len(self.parts)
+        leading = [
+            block * count + at + part.group
+            for part in ranges
+            for block in range(part.first, min(part.end, blocks))
+            for at in range(0, count, self.groups)
+        ]
+        known = set(leading)
+        return leading + [at for at in range(blocks * count) if at not in known]
 
-    def whole(self, present: Sequence[bool]) -> bytes:
-        """Which blocks are there, one byte of 0 or 1 each, from which keys of `interleaved` are there."""
-        flags, count = bytes(present), len(self.shards)
+    def together(self, places: Sequence[str], group: int = 0) -> tuple[tuple[str, ...], ...]:
+        """For each block of a group the places of its parts, from those of the keys of `interleaved`."""
+        count = len(self.parts)
+        return tuple(zip(*(places[at + group :: count] for at in range(0, count, self.groups)), strict=False))
+
+    def whole(self, present: Sequence[bool], group: int = 0) -> bytes:
+        """Which blocks of a group are there, one byte of 0 or 1 each, from which keys of `interleaved` are there."""
+        flags, count = bytes(present), len(self.parts)
         blocks = len(flags) // count
         if count == 1:
             return flags
-        together = int.from_bytes(flags[: blocks * count : count])
-        for shard in range(1, count):
-            together &= int.from_bytes(flags[shard : blocks * count : count])
+        together = int.from_bytes(flags[group : blocks * count : count])
+        for at in range(self.groups, count, self.groups):
+            together &= int.from_bytes(flags[at + group : blocks * count : count])
         return together.to_bytes(blocks)
+
+
+def at_positions(items: bytes, order: Sequence[int], size: int) -> bytes:
+    """Of packed items of so many bytes each those at these positions, in this order."""
+    return b"".join(items[at * size : (at + 1) * size] for at in order)
+
+
+def put_back(items: Sequence[Item], order: Sequence[int], default: Item) -> list[Item]:
+    """The items, of which the first was at position `order[0]` and so on, where they were; `default` elsewhere."""
+    found = [default] * len(order)
+    for at, item in zip(order, items, strict=False):
+        found[at] = item
+    return found
 
 
 def words_of(tokens: Sequence[int]) -> Sequence[int]:

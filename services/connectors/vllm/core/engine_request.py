@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mooncache.connectors.vllm.core.refusals import Uncached
+from mooncache.kvcache.core.break_even import STEP_TOKENS_MIN
 
 
 def why_uncached(request: Any) -> Uncached:
     """Why a request's tokens do not say what its KV is."""
-    if getattr(request, "mm_features", None):
-        return Uncached.MULTIMODAL
     if getattr(request, "prompt_embeds", None) is not None or request.prompt_token_ids is None:
         return Uncached.PROMPT_EMBEDS
     if getattr(request, "pooling_params", None) is not None:
@@ -39,3 +39,17 @@ def computed_after(output: Any) -> list[tuple[str, int]]:
         for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
     ]
     return found
+
+
+def prompt_tokens(output: Any, requests: Mapping[str, Any]) -> int:
+    """Prompt tokens that a step computes; 0 when they are too few to measure, without looking at each request."""
+    scheduled = output.num_scheduled_tokens
+    if output.total_num_scheduled_tokens - len(scheduled) < STEP_TOKENS_MIN - 1:
+        return 0
+    tokens = 0
+    for name, computed in computed_after(output):
+        request = requests.get(name)
+        if request is not None:
+            end = min(computed, request.num_prompt_tokens)
+            tokens += max(0, end - (computed - scheduled.get(name, 0)))
+    return tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def why_whole_blocks(*, wanted: bool, full_graphs: bool) -> str:
+def why_whole_blocks(*, wanted: bool, full_graphs: bool, groups: int = 1, states: bool = False) -> str:
     """Why blocks are saved whole, after their step; "" when each layer is saved as it is computed.
 
     Saving layer by layer hides the save behind the layers still to come, at the cost of a processor that copies while
@@ -13,6 +13,10 @@ def why_whole_blocks(*, wanted: bool, full_graphs: bool) -> str:
         return "connector.layerwise is false"
     if full_graphs:
         return "vLLM replays full graphs, in which no hook of a layer runs"
+    if states:
+        return "no hook of a layer with a recurrent state runs"
+    if groups > 1:
+        return "blocks are in several parts: groups of KV cache, of heads or of layers"
     return ""
 
 

@@ -6,12 +6,15 @@ the reason in a request's cache report, from where `mooncache why` has it. No re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
+from mooncache.connectors.vllm.core.groups import is_state, parts_of
+
+_WINDOW: Final = "SlidingWindowSpec"
 REASON_CHARS_MAX: Final = 256
 """Of a cache report's reason; longer ones are not taken (kvcache/leg_hint.py)."""
 
@@ -41,13 +44,14 @@ class Uncached(StrEnum):
     WEIGHTS_UNREADABLE = "weights_unreadable"
     MODEL_UNREADABLE = "model_unreadable"
     KV_LAYOUT = "kv_layout"
+    HEAD_GROUPS = "head_groups"
     NOT_STARTED = "not_started"
 
 
 _SENTENCES: Final[Mapping[Uncached, str]] = MappingProxyType(
     {
         Uncached.TOKENS: "no keys can be made of its token ids",
-        Uncached.MULTIMODAL: "its tokens do not say what its images, sounds or videos are",
+        Uncached.MULTIMODAL: "what its images, sounds or videos are cannot be said",
         Uncached.PROMPT_EMBEDS: "its prompt has embeddings, which are no tokens",
         Uncached.POOLING: "it generates nothing: its answer is made of the states of all tokens",
         Uncached.STREAMING_INPUT: "its prompt is still growing",
@@ -56,8 +60,8 @@ _SENTENCES: Final[Mapping[Uncached, str]] = MappingProxyType(
         Uncached.NEW_GENERATION: "the weights changed or the cache was reset while it ran",
         Uncached.DISABLED: "connector.enabled is false",
         Uncached.KV_ROLE: "kv_role must be kv_both",
-        Uncached.KV_GROUPS: "the model has several kinds of KV cache",
-        Uncached.RECURRENT_STATE: "the model has layers with a recurrent state, of which no block of tokens has a part",
+        Uncached.KV_GROUPS: "the model has groups of KV cache that are not shared together",
+        Uncached.RECURRENT_STATE: "the engine does not keep its layers' recurrent states at the borders of blocks",
         Uncached.ATTENTION_KIND: "the model's attention is of a kind that the connector does not know",
         Uncached.NOT_CAUSAL: "the KV of a prefix depends on what follows",
         Uncached.KV_SCALES: "the scales of the KV are not known to be in its blocks",
@@ -65,6 +69,7 @@ _SENTENCES: Final[Mapping[Uncached, str]] = MappingProxyType(
         Uncached.WEIGHTS_UNREADABLE: "the weights in memory cannot be read",
         Uncached.MODEL_UNREADABLE: "the model's files cannot be read",
         Uncached.KV_LAYOUT: "the memory of the KV tensors cannot be used",
+        Uncached.HEAD_GROUPS: "its KV cannot be shared with engines that have other numbers of ranks",
         Uncached.NOT_STARTED: "the engine's workers did not say what their KV is; their log says why",
     }
 )
@@ -106,34 +111,67 @@ def of_engine(*, enabled: bool, config: Any, cache_config: Any) -> PoolRefusal |
         role = config.kv_transfer_config.kv_role
         return PoolRefusal(Uncached.KV_ROLE, f"kv_role is {role}; it must be kv_both")
     groups = cache_config.kv_cache_groups
-    kinds = sorted({kind for group in groups for kind in _kinds(group.kv_cache_spec)})
-    if any("Mamba" in kind for kind in kinds):
+    kinds = sorted({type(part).__name__ for group in groups for part in parts_of(group.kv_cache_spec)})
+    specs = (_of_spec(group.kv_cache_spec) for group in groups)
+    refusal = next(filter(None, specs), None) or _of_states(cache_config, kinds)
+    if refusal is None and (len(groups) != 1 or _WINDOW in kinds):
+        refusal = _of_groups(groups, config.cache_config.block_size, kinds)
+    return refusal or _of_settings(config)
+
+
+def _of_states(cache_config: Any, kinds: Sequence[str]) -> PoolRefusal | None:
+    """Why recurrent states cannot be shared: each has to be that behind a whole number of blocks, and to stay so."""
+    groups = [group.kv_cache_spec for group in cache_config.kv_cache_groups]
+    for spec in filter(is_state, groups):
+        unit = getattr(cache_config, "hash_block_size", None) or spec.block_size
+        if spec.mamba_cache_mode != "align":
+            why = (
+                f"mamba_cache_mode is {spec.mamba_cache_mode}, by which no state is kept at a border of blocks "
+                "(prefix caching is off, or vLLM cannot keep them for this model)"
+            )
+        elif spec.num_speculative_blocks:
+            why = "tokens of drafts pass through them, and are taken back"
+        elif unit != spec.block_size:
+            why = f"they are kept every {unit} tokens, and not every {spec.block_size}, which is a block"
+        else:
+            continue
         return PoolRefusal(
             Uncached.RECURRENT_STATE,
-            f"the model's KV cache is of the kinds {', '.join(kinds)}; of a recurrent state no block of tokens "
-            "has a part",
+            f"the model's KV cache is of the kinds {', '.join(kinds)}; of its recurrent states: {why}",
         )
-    if len(groups) != 1:
-        return PoolRefusal(
-            Uncached.KV_GROUPS,
-            f"the model has {len(groups)} groups of KV cache ({', '.join(kinds)}); the connector supports models "
-            "with one, which --disable-hybrid-kv-cache-manager makes of sliding windows and full attention",
-        )
-    return _of_spec(groups[0].kv_cache_spec) or _of_settings(config)
+    return None
 
 
-def _kinds(spec: Any) -> set[str]:
-    """The kinds of a group's layers."""
-    return {type(part).__name__ for part in getattr(spec, "kv_cache_specs", {"": spec}).values()}
+def _of_groups(groups: Sequence[Any], block_tokens: int, kinds: Sequence[str]) -> PoolRefusal | None:
+    """Why groups, or a window, cannot be shared: each border has to be one of all groups, and all that is needed there
+    has to lie in blocks that are saved."""
+    sizes = sorted({group.kv_cache_spec.block_size for group in groups})
+    if sizes != [block_tokens]:
+        why = f"with blocks of {', '.join(map(str, sizes))} tokens, and not all of {block_tokens}"
+    elif any(group.is_eagle_group for group in groups):
+        why = "of which one has layers of a draft model that looks ahead"
+    elif any(not group.enable_kv_transfer or group.host_resident for group in groups):
+        why = "of which one is not in the engine's own KV memory, or not to be transferred"
+    else:
+        return None
+    return PoolRefusal(
+        Uncached.KV_GROUPS,
+        f"the model has {len(groups)} groups of KV cache ({', '.join(kinds)}), {why}; "
+        "--disable-hybrid-kv-cache-manager makes one group of sliding windows and full attention",
+    )
 
 
 def _of_spec(spec: Any) -> PoolRefusal | None:
-    for part in getattr(spec, "kv_cache_specs", {"": spec}).values():
+    parts = parts_of(spec)
+    for part in parts:
         kind = type(part).__name__
-        if kind not in {"FullAttentionSpec", "MLAAttentionSpec"}:
+        # vLLM manages layers of different windows, or sizes, as one group only if it need not know of the windows.
+        alone = (kind == _WINDOW or is_state(part)) and part is spec
+        if kind not in {"FullAttentionSpec", "MLAAttentionSpec"} and not alone:
             return PoolRefusal(
                 Uncached.ATTENTION_KIND,
-                f"the model's KV cache is of kind {kind}; the connector supports full attention and MLA",
+                f"the model's KV cache is of kind {kind}; the connector supports full attention, MLA, and sliding "
+                "windows or recurrent states of equal layers",
             )
         if getattr(part, "non_causal", False):
             return PoolRefusal(

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mooncache.connectors.vllm.core.chain import KeyChain
+from mooncache.connectors.vllm.core.groups import BlockRange
 from mooncache.connectors.vllm.core.refusals import PoolRefusal
 from mooncache.kvcache.core.break_even import Pace
 from mooncache.kvcache.core.streaming import WaitPlace
 from mooncache.kvcache.core.weighing import LoadChoice
-from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint
+from mooncache.kvcache.leg_hint import CacheOutcome, CacheReport, LegHint, LegRole
+from mooncache.kvcache.media import Medium
+
+
+class RequestContent(NamedTuple):
+    """What the KV of a request depends on beside its tokens."""
+
+    lora: str = ""  # what its adapter is
+    media: tuple[Medium, ...] = ()
+
+
+TOKENS_ALONE = RequestContent()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +54,13 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class BlockTransfer:
-    """`keys[shard]` are the packed keys of the engine's `blocks`. The rest is as in kvcache/transfers.py."""
+    """`keys[shard]` are the packed keys of the engine's `blocks`. The rest is as in kvcache/transfers.py.
+
+    Attributes:
+        groups: of each block the group of KV cache; empty: the engine has one.
+        tokens: of a load: for how many tokens it is, when all of it comes.
+        verifies: of a save: the pool has the blocks, and they are compared with these.
+    """
 
     name: str
     keys: tuple[bytes, ...]
@@ -52,6 +72,9 @@ class BlockTransfer:
     node: str = ""
     is_awaited: bool = False
     session_token: str = field(default="", repr=False)
+    groups: tuple[int, ...] = ()
+    tokens: int = 0
+    verifies: bool = False
 
 
 @dataclass(slots=True)
@@ -66,11 +89,15 @@ class RequestState:
     chain: KeyChain | None = None
     asked: bool = False
     pending: bool = False
-    known: bytearray = field(default_factory=bytearray)
+    order: list[int] = field(
+        default_factory=list
+    )  # of the keys that were asked for; empty: that of the chain
+    known: list[bytearray] = field(default_factory=list)  # for each group which blocks the pool has
     known_as_of: int = 0
     choice: LoadChoice = field(default_factory=LoadChoice)
     answered_s: float | None = None
     load_end: int | None = None  # block before which loading ends, once it was weighed against computing
+    verify_end: int = 0  # blocks before it are computed although the pool has them, and compared
     loads_off: bool = False
     saves_off: bool = False
     wait_until_s: float = 0.0
@@ -78,9 +105,14 @@ class RequestState:
     promise_end: int = 0  # blocks before it are promised, also if they are not there yet; 0: no promise
     streams: bool = False  # the promise was taken; it is not made again
     loading: tuple[int, int] | None = None
+    load_parts: list[BlockRange] = field(default_factory=list)  # in the order of the load
+    limit: int = 0  # block before which loads end
     local_blocks: int = 0
     local_tokens: int = 0
     next_save: int = 0
+    states: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # of a (group, block) the place where the engine keeps the state behind it
     running: bool = False
     outcome: CacheOutcome = CacheOutcome.UNKNOWN  # of the lookup; UNKNOWN when it was answered
     loaded_tokens: int = 0
@@ -92,6 +124,24 @@ class RequestState:
     failed_blocks: int = 0
     saved_blocks: int = 0
     unsaved: set[int] = field(default_factory=set)  # blocks before `next_save` that the pool does not get
+
+    @property
+    def trusts_saves(self) -> bool:
+        """Whether blocks that were saved before are not offered again."""
+        return self.hint.role is not LegRole.PREFILL
+
+    def keeps(self, states: Iterable[tuple[int, int, int]], block_tokens: int) -> None:
+        """It runs, and the engine keeps these states of it: (group, place, tokens before it)."""
+        self.running = True
+        for group, place, tokens in states:
+            if tokens % block_tokens == 0:
+                self.states[group, tokens // block_tokens - 1] = place
+
+    def note(self, blocks: Sequence[tuple[int, int]], there: int) -> None:
+        """The pool has these (group, block), or not."""
+        for group, block in blocks:
+            if self.known and block < len(self.known[group]):
+                self.known[group][block] = there
 
 
 def report_of(request: RequestState, block_tokens: int) -> CacheReport:
@@ -130,6 +180,7 @@ def _outcome(request: RequestState, asked: int, hit: int, block_tokens: int) -> 
         return request.outcome
     if not hit:
         return CacheOutcome.MISS
-    # A stream leaves the last token of a prompt to be computed, and with it its block.
-    whole = min(asked, request.prompt_tokens - 1) if request.streams else asked
+    # Some loads leave the last token of a prompt to be computed, and with it its block.
+    leaves = request.streams or 0 < request.limit * block_tokens < asked
+    whole = min(asked, request.prompt_tokens - 1) if leaves else asked
     return CacheOutcome.HIT if hit > whole - block_tokens else CacheOutcome.PARTIAL

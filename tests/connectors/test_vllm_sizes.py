@@ -1,0 +1,61 @@
+"""Real vLLM engines of one and two tensor parallel ranks on the CPU read each other's blocks by groups of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncache import tiny_model
+from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
+from tests.connectors.one_vllm import MAX_TOKENS
+from tests.connectors.test_vllm_engine import greedy_by_transformers, prompt
+from tests.connectors.vllm_processes import Engines
+
+pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
+
+LENGTH, WHOLE = 300, 288
+ONE_RANK: dict[str, Any] = {}
+TWO_RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+SHARED: dict[str, Any] = {"more": {"connector": {"head_groups": 2}}}
+
+
+def _ask(tokens: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": "", "path": "", "tokens": tokens, "wait_tokens": 0, **more}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
+    settings = ClusterSettings(state_dir=tmp_path / "pool", nodes=1, capacity_bytes=256 << 20, port=0)
+    with EmbeddedCluster(settings) as running:
+        yield running
+
+
+def test_engines_of_one_and_two_ranks_read_each_others_blocks(
+    tmp_path: Path, cluster: EmbeddedCluster
+) -> None:
+    model = tiny_model.build(tmp_path / "model", kv_heads=2)
+    first, second = prompt(9100, LENGTH), prompt(9200, LENGTH)
+    by_transformers = greedy_by_transformers(model)
+    engines = Engines(model, cluster, tmp_path)
+    (written,) = engines.answers("two", _ask(first, settle=True), **TWO_RANKS, **SHARED)
+    alone = engines.answers("by-rank", _ask(first), **ONE_RANK)[0]
+    read, other = engines.answers("one", _ask(first), _ask(second, settle=True), **ONE_RANK, **SHARED)
+    (back,) = engines.answers("two-again", _ask(second), **TWO_RANKS, **SHARED)
+    assert [one["tokens"] for one in (written, alone, read)] == [by_transformers(first, MAX_TOKENS)] * 3
+    assert [one["tokens"] for one in (other, back)] == [by_transformers(second, MAX_TOKENS)] * 2
+    assert (written["cached"], read["cached"], back["cached"]) == (WHOLE, WHOLE, WHOLE)
+    assert alone["cached"] == 0, "blocks by rank have other keys"
+
+
+def test_a_head_that_two_ranks_have_is_read_by_one(tmp_path: Path, cluster: EmbeddedCluster) -> None:
+    model = tiny_model.build(tmp_path / "model", kv_heads=1)
+    tokens = prompt(9300, LENGTH)
+    engines = Engines(model, cluster, tmp_path)
+    (written,) = engines.answers("two", _ask(tokens, settle=True), **TWO_RANKS, **SHARED)
+    (read,) = engines.answers("one", _ask(tokens), **ONE_RANK, **SHARED)
+    right = greedy_by_transformers(model)(tokens, MAX_TOKENS)
+    assert [(one["tokens"], one["cached"]) for one in (written, read)] == [(right, WHOLE)] * 2
