@@ -1,0 +1,1 @@
+"""What the plug-ins decide: plain functions, without LMCache and without I/O."""

@@ -1,0 +1,1 @@
+"""What the backend decides: plain functions, without SGLang and without I/O."""
