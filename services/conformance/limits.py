@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -60,7 +60,7 @@ def within(limit_s: float, what: str, call: Callable[[], T]) -> T:
     return answers[0]
 
 
-def together(limit_s: float, what: str, works: list[Callable[[], None]]) -> None:
+def together(limit_s: float, what: str, works: Sequence[Callable[[], object]]) -> None:
     """Run all of them at the same time, and wait.
 
     Raises:
@@ -69,7 +69,7 @@ def together(limit_s: float, what: str, works: list[Callable[[], None]]) -> None
     """
     errors: list[BaseException] = []
 
-    def guarded(work: Callable[[], None]) -> None:
+    def guarded(work: Callable[[], object]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - raised again by the caller

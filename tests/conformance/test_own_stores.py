@@ -51,6 +51,19 @@ def test_the_pool_keeps_every_promise(tmp_path: Path) -> None:
     assert "conforms" in page.read_text(encoding="utf-8")
 
 
+def test_what_disks_hold_keeps_its_promises() -> None:
+    """Blocks on disks whose files are damaged while no node runs."""
+    pool = ("--set", "ssd=64MiB", "--set", "capacity=12MiB", "--set", "nodes=1")
+    promises = ("--only", "flipped-bits", "--only", "truncated")
+    done = conformance("--store", "pool", *pool, *promises, "--seed", "2", "--json")
+    found = {each["name"]: each for each in json.loads(done.stdout)["promises"]}
+    assert {name: each["verdict"] for name, each in found.items()} == {
+        "flipped-bits": "pass",
+        "truncated": "pass",
+    }, found
+    assert "after it 0 read" not in found["flipped-bits"]["seen"], "nothing is read from the disk"
+
+
 def test_the_drop_in_keeps_what_can_be_tried_on_a_running_pool(running: Path) -> None:
     done = conformance("--store", "mooncake-store", "--set", f"state_dir={running}", "--json")
     found = json.loads(done.stdout)

@@ -25,6 +25,7 @@ class PromiseFamily(StrEnum):
 
     IDENTITY = "identity"
     BYTES = "bytes"
+    ANSWERS = "answers"
     LIFETIMES = "lifetimes"
     LOAD = "load"
     FAILURE = "failure"

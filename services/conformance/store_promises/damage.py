@@ -24,6 +24,7 @@ def _harmed(bench: StoreBench, name: str, unit: str) -> str:
     count = int(harm(bench.rng(name)))
     after = ReadCount()
     bench.other_client()
+    bench.until(RECOVERY_S, "puts and reads afterwards", lambda: works(bench))
     for client in bench.clients():
         for key in keys:
             bench.may_read(client, key, _SIZE, after)
@@ -31,7 +32,6 @@ def _harmed(bench: StoreBench, name: str, unit: str) -> str:
         raise PromiseBrokenError(f"{name}() changed nothing, so nothing is shown")
     if after["found"] >= before["found"] * len(bench.clients()):
         raise PromiseBrokenError(f"{count} {unit} changed, and every value is as before: nothing is shown")
-    bench.until(RECOVERY_S, "puts and reads afterwards", lambda: works(bench))
     return f"{count:,} {unit}: before {before.text()}; after it {after.text()}, none of them wrong"
 
 
