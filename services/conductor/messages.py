@@ -18,9 +18,11 @@ from mooncache.conductor.config import (
     TEXT_CHARS_MAX,
 )
 from mooncache.conductor.core.adoption import MadeDecision
+from mooncache.conductor.core.budgets import MONTH_MAX, Spent
 from mooncache.conductor.core.decisions import Decision, SchedulingRequest
 from mooncache.conductor.core.gateways import GatewayInfo
 from mooncache.conductor.core.leadership import Standing
+from mooncache.conductor.core.limit_book import LIMIT_MAX, LimitKind, LimitUse
 from mooncache.conductor.core.policy.types import Branch, Reason
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
@@ -46,6 +48,14 @@ STANDING_NUMBERS: Final = {
     Standing.UNREACHABLE: pb.CONDUCTOR_ROLE_UNREACHABLE,
 }
 STANDINGS: Final = {number: standing for standing, number in STANDING_NUMBERS.items()}
+USES_MAX: Final = 1024  # limits in one call
+LIMIT_KINDS: Final = {
+    pb.LIMIT_KIND_REQUESTS: LimitKind.REQUESTS,
+    pb.LIMIT_KIND_TOKENS: LimitKind.TOKENS,
+    pb.LIMIT_KIND_CONCURRENCY: LimitKind.CONCURRENCY,
+    pb.LIMIT_KIND_TOKENS_UNDER_WAY: LimitKind.TOKENS_UNDER_WAY,
+    pb.LIMIT_KIND_MONEY: LimitKind.MONEY,
+}
 PHASES: Final = {
     pb.REQUEST_PHASE_PREFILLED: Phase.PREFILLED,
     pb.REQUEST_PHASE_PREFILL_FAILED: Phase.PREFILL_FAILED,
@@ -181,6 +191,7 @@ def scheduling_request_of(request: pb.ScheduleRequest) -> SchedulingRequest:
         priority=request.priority,
         pool_tenant=pool_tenant_of(request.pool_tenant),
         offline=request.offline,
+        gateway_run=request.gateway_run,
     )
 
 
@@ -200,6 +211,7 @@ def progress_of(message: pb.ReportProgressRequest) -> ProgressReport:
         code=message.code[:NAME_CHARS_MAX],
         cached_tokens=_count(message.cached_tokens) if message.HasField("cached_tokens") else None,
         prefill_may_follow=message.prefill_may_follow,
+        sequence=message.sequence,
     )
 
 
@@ -298,6 +310,27 @@ def gateway_of(message: pb.Gateway) -> GatewayInfo:
         named(message.software_version, "gateway.software_version"),
         message.draining,
     )
+
+
+def limit_use_of(message: pb.LimitUse) -> LimitUse:
+    """What a gateway says of one limit. Raises InvalidArgument."""
+    kind = LIMIT_KINDS.get(message.kind)
+    if kind is None:
+        raise errors.InvalidArgument(f"{message.kind} is no kind of limit that this conductor knows.")
+    amounts = (message.limit, message.slice, message.used, message.used_before, message.wanted)
+    money = (message.spent, message.spent_all)
+    if not all(0 <= amount <= LIMIT_MAX for amount in (*amounts, *money)) or not message.limit:
+        raise errors.InvalidArgument(f"amounts of a limit must be 0 to {LIMIT_MAX:g}, the limit above 0.")
+    left = message.left if message.HasField("left") else None
+    if left is not None and not -LIMIT_MAX <= left <= LIMIT_MAX:
+        raise errors.InvalidArgument(f"what is left of a limit must be within {LIMIT_MAX:g}.")
+    key_id = named(message.key_id, "key_id") if message.key_id else ""
+    spent = None
+    if kind is LimitKind.MONEY:
+        if message.month > MONTH_MAX:
+            raise errors.InvalidArgument(f"{message.month} is no month; write 202611 for November 2026.")
+        spent = Spent(message.month, named(message.ledger, "ledger"), *money)
+    return LimitUse(check_tenant_name(message.tenant), kind, *amounts, left=left, key_id=key_id, spent=spent)
 
 
 def gateway_message(info: GatewayInfo) -> pb.Gateway:

@@ -9,7 +9,8 @@ import contextlib
 import random
 from collections.abc import Sequence
 
-from mooncache.client.members import host_name, this_process
+from mooncache.client.host import host_name
+from mooncache.client.members import this_process
 from mooncache.conductor.background.duties import conductor_duties
 from mooncache.conductor.ops.table import conductor_table
 from mooncache.conductor.shell.copies import Copies
@@ -22,6 +23,7 @@ from mooncache.conductor.shell.prefetch_calls import PrefetchCalls
 from mooncache.conductor.shell.scaler_port import ScalerPort
 from mooncache.conductor.state import ConductorState
 from mooncache.config import Config
+from mooncache.coordination import MasterRecord, make_conductor_coordinator
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime import tls
@@ -57,12 +59,13 @@ class ConductorService(Service):
         self._prefetch_calls: PrefetchCalls | None = None
         self.scaler: ScalerPort | None = None
         self._peers: Peers | None = None
+        self._coordinator = make_conductor_coordinator(config, self.clock)
 
     async def build(self) -> RpcTable:
         """Make the state; nothing is known yet."""
-        self._pool = PoolLookup(self.config, self.token.text, self.clock)
-        self._copies = Copies(self.config, self.token.text, self.clock)
-        self._pool_status = PoolStatus(self.config, self.token.text, self.clock, random.Random())
+        self._pool = PoolLookup(self.config, self.tokens, self.clock)
+        self._copies = Copies(self.config, self.tokens, self.clock)
+        self._pool_status = PoolStatus(self.config, self.tokens, self.clock, random.Random())
         self.state = ConductorState(
             self.config,
             clock=self.clock,
@@ -73,15 +76,18 @@ class ConductorService(Service):
         )
         self._give_up_calls, self._prefetch_calls = self.state.give_up_calls, self.state.prefetch_calls
         if not self.state.leadership.alone:
-            self._peers = Peers(self.state.leadership.targets, self.token.text, self.config)
+            self._peers = Peers(self.state.leadership.targets, self.tokens, self.config)
         add_gauges(self.metrics, self.state)
         if self.config.conductor.scaler_enabled:
             self.scaler = ScalerPort(self.state)
         return conductor_table(self.state)
 
     async def listening(self) -> None:
-        """Open the port for KEDA, where it is wanted. Raises ConfigInvalid when it cannot be had."""
+        """Become a candidate, and open the port for KEDA, as configured. Raises ConfigInvalid when it cannot be had."""
         section = self.config.conductor
+        if self._coordinator is not None:
+            name = f"{host_name()}:{self.grpc_target}"
+            await self._coordinator.start(MasterRecord(name, self.grpc_target, started_ms=self.started_ms))
         if self.scaler is not None:
             await self.scaler.start(
                 section.host, section.scaler_port, tls.server_credentials(self.config.tls)
@@ -90,7 +96,7 @@ class ConductorService(Service):
     def duties(self) -> Sequence[Duty]:
         """What the conductor does on its own."""
         assert self._pool_status is not None, "build has not run"
-        return conductor_duties(self.state, self._peers, self._pool_status, self._member)
+        return conductor_duties(self.state, self._peers, self._pool_status, self._member, self._coordinator)
 
     def _member(self) -> pb.Member:
         book = self.state.leadership
@@ -106,7 +112,7 @@ class ConductorService(Service):
 
     def serving(self) -> str:
         """Only a leader schedules."""
-        return "" if self.state.leadership.leads else "a standby: another conductor leads"
+        return "" if self.state.leads else "a standby: another conductor leads"
 
     async def drain(self) -> None:
         """Lead no longer, so that a standby takes over before this process ends."""
@@ -115,6 +121,8 @@ class ConductorService(Service):
             self.state.leadership.retire()
             self.state.announce_leader()
             await self.clock.sleep(_LAST_WORDS_S)
+        if self._coordinator is not None:
+            await self._coordinator.resign()
 
     async def _leave(self) -> None:
         """Have the standbys know that this process ends on purpose."""
@@ -133,6 +141,8 @@ class ConductorService(Service):
             await self.scaler.stop()
         if self._peers is not None:
             await self._peers.close()
+        if self._coordinator is not None:
+            await self._coordinator.close()
         for calls in (self._give_up_calls, self._prefetch_calls):
             if calls is not None:
                 await calls.close()

@@ -15,11 +15,12 @@ from functools import partial
 
 from mooncache.client.conductor_link import conductor_targets
 from mooncache.conductor.config import JOB_BYTES_MAX, JOBS_MAX, ROLE_SWITCH_S, settings_of
-from mooncache.conductor.core.adoption import AdoptedDecisions
+from mooncache.conductor.core.adoption import AdoptedDecisions, CarriedDecisions
 from mooncache.conductor.core.decisions import Decision, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.gateways import Gateways
 from mooncache.conductor.core.hot_prefixes import HotPrefixes
 from mooncache.conductor.core.leadership import LeadershipBook, next_term
+from mooncache.conductor.core.limit_book import LimitBook
 from mooncache.conductor.core.members import MemberBook
 from mooncache.conductor.core.rebalance import RoleKeeper
 from mooncache.conductor.core.records import DecisionRecord
@@ -91,12 +92,18 @@ class ConductorState:
         self.run = rng.getrandbits(63) | 1
         self.watchers = 0
         self.gateways = Gateways()
+        self.limits = LimitBook()
         self.members = MemberBook()
         self.pool_reason = ""  # why the master did not answer when it was asked last for its members
         targets = conductor_targets(config.cluster.conductor_target)
-        self.leadership = LeadershipBook(targets, config.conductor.takeover_s, clock.now_s())
+        section = config.conductor
+        self.leadership = LeadershipBook(
+            targets, section.takeover_s, clock.now_s(), elected=section.election != "peers"
+        )
         self.journal = Journal()
         self.adopted = AdoptedDecisions()
+        self.carried = CarriedDecisions()
+        self.named_runs: set[int] = set()  # processes of gateways that named their requests in this term
         self.full_wanted: set[str] = set()  # instances whose whole cache a standby has to hear of
         self._noted = asyncio.Event()
         self._led = asyncio.Event()
@@ -115,8 +122,12 @@ class ConductorState:
         """Wake the watchers when the instances have a new version."""
         if self.core.registry.version != self._announced:
             self._announced = self.core.registry.version
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self.wake_watchers()
+
+    def wake_watchers(self) -> None:
+        """Let those who wait for the instances look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def changed(self, timeout_s: float) -> None:
         """Wait for the next version, `timeout_s` at most."""
@@ -125,7 +136,7 @@ class ConductorState:
     def give_up(self) -> None:
         """Tell the store nodes of the blocks that are known by now not to come. It waits for nothing."""
         found = self.core.take_give_ups(self.clock.now_s())
-        if self.leadership.leads:  # else the leader does
+        if self.leads:  # else the leader does
             self.give_up_calls.start(found)
 
     def shards_of(self, model: str) -> int:
@@ -138,11 +149,19 @@ class ConductorState:
     # --- leadership
     # ------------------------------------------------------------------------------------------------
 
+    @property
+    def leads(self) -> bool:
+        """Whether this conductor leads now: asked by all that only a leader does, and by what it does on its own."""
+        return self.leadership.leads_at(self.clock.now_s())
+
     def begin_term(self) -> None:
-        """Lead from now on, in a term that is newer than all that were heard of."""
-        now_s = self.clock.now_s()
-        self.leadership.lead(next_term(self.leadership.newest, self.clock.wall_s()), now_s)
+        """Lead from now on, in a term that is newer than all that were heard of, or the one that was granted."""
+        now_s, grant = self.clock.now_s(), self.leadership.grant
+        term = next_term(self.leadership.newest, self.clock.wall_s()) if grant is None else grant.term
+        self.leadership.lead(term, now_s)
+        self.named_runs.clear()
         self.core.registry.renew(now_s)
+        self.limits.begin(now_s, knows_gateways=self.gateways.count(now_s) > 0)
         self.announce_leader()
 
     def announce_leader(self) -> None:
@@ -150,6 +169,11 @@ class ConductorState:
         for waiting in (self._led, self._changed, self._noted):
             waiting.set()
         self._led, self._changed, self._noted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @property
+    def limits_run(self) -> int:
+        """Number of this process and term: the slices that it has given."""
+        return (self.run ^ self.leadership.term) or 1
 
     async def leader_changed(self, timeout_s: float) -> None:
         """Wait for a change of this conductor's leadership, `timeout_s` at most."""
@@ -234,6 +258,7 @@ class ConductorState:
         self.core.check()
         self.hot.check()
         self.members.check()
+        self.limits.check()
         self.journal.check()
         assert self._job_bytes == sum(job.size_bytes for job in self._jobs), "bytes of waiting jobs are wrong"
 

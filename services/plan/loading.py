@@ -6,43 +6,26 @@ must never pass for prices.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from mooncache.config.small_files import nearest, read_toml
+from mooncache.config.small_files import read_toml
 from mooncache.errors import PlanInvalid
-from mooncache.plan import example
 from mooncache.plan.core.machine import MeasuredModel
-from mooncache.plan.core.price_book import PriceBook
-from mooncache.plan.core.spec import (
-    CostSpec,
-    Dram,
-    GpuNode,
-    ModelSpec,
-    Nic,
-    SearchSpec,
-    SloSpec,
-    Spec,
-    Ssd,
-    Workload,
-    implausible,
-)
+from mooncache.plan.core.spec import PLAUSIBLE, ModelSpec, SearchSpec, SloSpec, Spec, Workload
+from mooncache.prices import example
+from mooncache.prices.loading import TABLES, check_names, checked_tables
 from mooncache.simulate import disk_profile
 from mooncache.simulate import profile as profiles
 
-_TABLES: Final[dict[str, type[BaseModel]]] = {
+_TABLES: Final[dict[str, type[BaseModel]]] = TABLES | {
     "slo": SloSpec, "model": ModelSpec, "search": SearchSpec, "workload": Workload,
-    "gpu_node": GpuNode, "dram": Dram, "ssd": Ssd, "nic": Nic, "cost": CostSpec,
 }  # fmt: skip
-TableOf = TypeVar("TableOf", bound=BaseModel)
-_LISTS: Final = ("gpu_node", "dram", "ssd", "nic")
 _SPEED: Final = "speed"
-_ENUM_MEMBER: Final = re.compile(r"<\w+\.\w+: ('[^']*')>")  # as pydantic writes what it wants
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +56,7 @@ def read(
             tables.setdefault(section, {})[field] = value
         else:
             tables[section] = value
-    _check_names(tables, where)
+    check_names(tables, where, _TABLES, (_SPEED,))
     filled = []
     for name, options in (
         ("gpu_node", example.NODES),
@@ -88,33 +71,7 @@ def read(
         filled.remove("ssd")
         del tables["ssd"]
     tables.update({"ssd": _measured_disks(tables["ssd"], disk, where)} if "ssd" in tables else {})
-    return Question(_checked(Spec, tables, where), tuple(filled))
-
-
-def read_prices(path: Path | str | None) -> PriceBook:
-    """The price book of a file of the same form (None: the example): hardware tables and `cost`, others unread.
-
-    Nothing is filled in: what a file leaves out has no price. Raises PlanInvalid like `read`.
-    """
-    if path is None:
-        return example.price_book()
-    tables = read_toml(Path(path).expanduser(), "price book", PlanInvalid)
-    _check_names(tables, str(path))
-    if "ssd" in tables:
-        tables["ssd"] = _measured_disks(tables["ssd"], None, str(path))
-    return _checked(
-        PriceBook, {name: tables[name] for name in (*_LISTS, "cost") if name in tables}, str(path)
-    )
-
-
-def _checked(model: type[TableOf], tables: dict[str, Any], where: str) -> TableOf:
-    problems = [f"{place}: {text}." for place, text in _implausible(tables)]
-    if problems:
-        raise PlanInvalid(f"{where}: " + " ".join(problems))
-    try:
-        return model.model_validate(tables)
-    except ValidationError as error:
-        raise PlanInvalid(f"{where}: " + " ".join(_sentences(error))) from None
+    return Question(checked_tables(Spec, tables, where, PLAUSIBLE), tuple(filled))
 
 
 def _measured_disks(rows: list[dict[str, Any]], disk: Path | None, where: str) -> list[dict[str, Any]]:
@@ -142,50 +99,6 @@ def _measured_disks(rows: list[dict[str, Any]], disk: Path | None, where: str) -
             }
         )
     return measured
-
-
-def _check_names(tables: dict[str, object], where: str) -> None:
-    for name, table in tables.items():
-        if name == _SPEED:
-            continue
-        if name not in _TABLES:
-            raise PlanInvalid(f"{where}: there is no table {name}; {nearest(name, [*_TABLES, _SPEED])}")
-        if name in _LISTS and not isinstance(table, list):
-            raise PlanInvalid(f"{where}: {name} is a list of options: write [[{name}]].")
-        if name not in _LISTS and not isinstance(table, dict):
-            raise PlanInvalid(f"{where}: {name} is one table: write [{name}].")
-        fields = list(_TABLES[name].model_fields)
-        for number, row in enumerate(table if isinstance(table, list) else [table], start=1):
-            if not isinstance(row, dict):
-                raise PlanInvalid(f"{where}: {name} number {number} is not a table: write [[{name}]].")
-            for field in row:
-                if field not in fields:
-                    raise PlanInvalid(f"{where}: {name} has no field {field}; {nearest(field, fields)}")
-
-
-def _implausible(tables: dict[str, object]) -> Iterator[tuple[str, str]]:
-    for name, table in tables.items():
-        rows = table if isinstance(table, list) else [table] if isinstance(table, dict) else []
-        for number, row in enumerate(rows, start=1):
-            for field, value in row.items():
-                if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                    continue  # no number at all, NaN or negative: the schema has the better words
-                text = implausible(f"{name}.{field}", float(value))
-                if text:
-                    yield (
-                        (f"{name}[{number}].{field}" if isinstance(table, list) else f"{name}.{field}"),
-                        text,
-                    )
-
-
-def _sentences(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors(include_url=False, include_context=False):
-        place = ""
-        for part in problem["loc"]:
-            place += f"[{part + 1}]" if isinstance(part, int) else f"{'.' if place else ''}{part}"
-        reason = _ENUM_MEMBER.sub(r"\1", problem["msg"].removeprefix("Value error, "))
-        given = "" if problem["type"] in {"value_error", "missing"} else f" (given: {problem['input']!r:.80})"
-        yield f"{place}: {reason}{given}." if place else f"{reason}."
 
 
 def measured(spec: Spec) -> dict[str, MeasuredModel]:

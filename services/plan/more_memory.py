@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mooncache.conductor.core.policy.types import AdmissionMode, Rules
-from mooncache.plan.core.cost_sums import Played
+from mooncache.prices.core.cost_sums import Played
 from mooncache.simulate.options import SimOptions
 from mooncache.simulate.run import simulate
 

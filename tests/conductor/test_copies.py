@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import mooncache
+from mooncache.client.keys import KEY_BYTES
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.conductor.background import replicate_prefixes
 from mooncache.conductor.core import hot_prefixes
@@ -20,7 +22,17 @@ from mooncache.conductor.core.policy.replication import FADES_IN_S
 from mooncache.errors import InvalidArgument
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until, wait_until
-from tests.conductor.support import CALM, DECODE, PASSPORT, PREFILL, chain, config_at, instance, running
+from tests.conductor.support import (
+    BLOCK,
+    CALM,
+    DECODE,
+    PASSPORT,
+    PREFILL,
+    chain,
+    config_at,
+    instance,
+    running,
+)
 
 SLOW = Speed(tokens_per_s=5.0, bytes_per_token=1000, block_tokens=16)
 RATE = 1e6
@@ -172,3 +184,25 @@ def test_a_hot_prefix_of_a_tensor_parallel_engine_is_copied_to_its_readers_host(
             _split(keys + other), [b"x" * 64] * 16, 1, None, node=writer
         ).raise_for_errors()
         asyncio.run(scenario(client))
+
+
+def test_operators_see_prefixes_as_a_tree() -> None:
+    hot, now_s = HotPrefixes(RATE), 100.0
+    assert hot.counts and not HotPrefixes(0).counts
+    first, second = chain("a", 4), chain("b", 4, parent="a", shared=2)
+    for keys, times in ((first, 3), (second, 1)):
+        for _ in range(times):
+            hot.use("m", keys, 4, BLOCK, now_s, ("h",), "alice")
+    found = {(each.begin, each.blocks, round(each.reads)): each for each in hot.hottest(10, now_s)}
+    assert set(found) == {(0, 1, 4), (1, 1, 4), (2, 2, 3), (2, 2, 1)}
+    root, shared = found[0, 1, 4], found[1, 1, 4]
+    assert (root.parent, shared.parent) == (0, root.name)
+    assert found[2, 2, 3].parent == found[2, 2, 1].parent == shared.name
+    assert (root.model, root.pool_tenant, root.tokens, root.copies) == ("m", "alice", BLOCK, 1)
+    assert root.hosts == ("h",)
+    hottest = hot.hottest(1, now_s)
+    assert [(each.begin, each.blocks) for each in hottest] == [(2, 2)], "most tokens are read of it"
+    view_and_keys = hot.find(hottest[0].name, now_s)
+    assert view_and_keys == (hottest[0], first[2 * KEY_BYTES :])
+    assert hot.find(1, now_s) is None
+    assert hot.hottest(1, now_s + 120.0)[0].reads == pytest.approx(3 / math.e)

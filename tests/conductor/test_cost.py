@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from mooncache.cli import app
-from mooncache.plan import example
-from mooncache.plan.core.price_book import PriceBook
-from mooncache.plan.core.spec import CostSpec
+from mooncache.prices import example
+from mooncache.prices.core.hardware import CostSpec
+from mooncache.prices.core.price_book import PriceBook
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import Conductor, chain, pair, serve
 

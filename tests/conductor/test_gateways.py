@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
 from mooncache.conductor.core.gateways import COUNT_MAX, LEASE_S, GatewayInfo, Gateways
-from mooncache.errors import InvalidArgument
+from mooncache.conductor.messages import USES_MAX
+from mooncache.errors import InvalidArgument, TooLarge
 from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conditions import until
 from tests.conductor.support import Conductor, chain, serve
 
 
@@ -46,6 +51,55 @@ def test_a_gateway_that_asks_for_instances_is_listed(tmp_path: Path) -> None:
             fields = {"gateway_id": "g", "url": "http://g:1", "software_version": "1"} | wrong
             with pytest.raises(InvalidArgument):
                 await c.call("ListInstances", pb.ListInstancesRequest(gateway=pb.Gateway(**fields)))
+
+    serve(tmp_path, scenario)
+
+
+def test_another_gateway_is_told_at_once_and_limits_are_leased(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        first, second = (
+            pb.Gateway(gateway_id=name, url=f"http://{name}:1", software_version="1") for name in "ab"
+        )
+        listed = await c.call("ListInstances", pb.ListInstancesRequest(gateway=first))
+        assert not listed.gateway_count, "others may not have found this conductor yet"
+        waiting = asyncio.create_task(
+            c.call(
+                "ListInstances",
+                pb.ListInstancesRequest(
+                    gateway=first, known_version=listed.version, wait_ms=60_000, known_gateways=0
+                ),
+            )
+        )
+        await until(lambda: c.service.state.watchers == 1)
+        await c.call("ListInstances", pb.ListInstancesRequest(gateway=second))
+        assert (await waiting).gateway_count == 2
+
+        def request(sequence: int, **use: Any) -> pb.LeaseLimitsRequest:
+            fields = {"tenant": "t", "kind": pb.LIMIT_KIND_CONCURRENCY, "limit": 8, "wanted": 1} | use
+            return pb.LeaseLimitsRequest(
+                gateway_id="a", gateway_run=1, sequence=sequence, uses=[pb.LimitUse(**fields)]
+            )
+
+        answer = await c.call("LeaseLimits", request(1, slice=8, used=3))
+        assert answer.gateway_count == 2 and answer.lease_ms and answer.run
+        assert (answer.leases[0].slice, answer.leases[0].left) == (6, 5)
+        wrongs: list[dict[str, Any]] = [
+            {"limit": 0},
+            {"limit": math.nan},
+            {"used": math.inf},
+            {"slice": -1},
+            {"left": -math.inf},
+            {"kind": 9},
+            {"tenant": "../t"},
+        ]
+        for wrong in wrongs:
+            with pytest.raises(InvalidArgument):
+                await c.call("LeaseLimits", request(2, **wrong))
+        with pytest.raises(InvalidArgument, match="later request"):
+            await c.call("LeaseLimits", request(1))
+        many = pb.LeaseLimitsRequest(gateway_id="a", sequence=3, uses=[pb.LimitUse()] * (USES_MAX + 1))
+        with pytest.raises(TooLarge):
+            await c.call("LeaseLimits", many)
 
     serve(tmp_path, scenario)
 

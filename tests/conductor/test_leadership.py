@@ -9,6 +9,7 @@ import pytest
 from mooncache.conductor.core.leadership import (
     NO_ANSWER,
     NOT_THERE,
+    PATIENCE_S,
     TERM_MAX,
     LeadershipBook,
     LeadStep,
@@ -129,6 +130,65 @@ def test_a_leader_serves_only_while_it_may_be_the_only_one() -> None:
         book.require(0, 11.3)
     book.hear(1 << 63)
     assert book.newest == TERM_MAX
+
+
+class Granted:
+    """A leadership from a third party, until a moment."""
+
+    def __init__(self, term: int, until_s: float) -> None:
+        self.term, self.until_s = term, until_s
+
+    def holds(self, now_s: float) -> bool:
+        return now_s < self.until_s
+
+
+def test_only_the_elected_one_leads_where_a_third_party_elects() -> None:
+    for views in ([ME, NOT_THERE], [ME, SEEKS], [ME, NO_ANSWER], [ME]):
+        assert decide(views, 0, leading=False, granted=False).step is LeadStep.WAIT
+        assert decide(views, 0, leading=False, granted=True).step is LeadStep.LEAD
+    assert decide([ME, leads(9)], 0, leading=False, granted=False).step is LeadStep.FOLLOW
+    assert decide([ME, leads(9)], 10, leading=False, granted=True).step is LeadStep.LEAD, "it leads no longer"
+
+
+def test_an_elected_leader_serves_only_while_its_lease_lasts() -> None:
+    book = LeadershipBook(("a:1",), takeover_s=1.0, elected=True)
+    assert not book.alone, "two that do not know each other may exist"
+    assert not book.leads_at(0.0)
+    book.grant = Granted(7, until_s=10.5)
+    assert book.is_granted(10.0)
+    book.lead(7, 10.0)
+    book.require(0, 10.4)
+    assert book.leads_at(10.4)
+    with pytest.raises(NotLeader, match="term 7, which is over"):
+        book.require(0, 10.5)  # whether or not it has noticed yet
+    assert not book.leads_at(10.5)
+    book.grant = Granted(7, until_s=20.0)
+    book.hear(8)
+    assert not book.is_granted(10.5), "another term was heard of"
+    book.grant = None
+    assert not book.leads_at(10.5)
+
+
+def test_a_conductor_that_knows_nothing_lets_others_be_elected_for_a_while() -> None:
+    book = LeadershipBook(("a:1", "b:1"), takeover_s=1.0, now_s=0.0, elected=True)
+    assert not book.may_campaign(0.0), "it has asked no other one yet"
+    for others, may in (
+        (NOT_THERE, True),
+        (NO_ANSWER, True),
+        (SEEKS, True),
+        (FOLLOWS, False),
+        (leads(7), True),
+    ):
+        book.views = (ME, others)
+        assert book.may_campaign(1.0) is may
+    book.views = (ME, PeerView(Standing.SEEKING, 7))  # it has followed, or led
+    assert not book.may_campaign(1.0)
+    assert book.may_campaign(PATIENCE_S + 1.0), "that one may be unable to be elected"
+    book.follow(1, 7, 2.0)
+    book.seek()
+    assert book.may_campaign(2.0)
+    book.retire()
+    assert not book.may_campaign(2.0)
 
 
 def test_a_conductor_alone_needs_to_ask_nobody() -> None:

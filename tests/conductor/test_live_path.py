@@ -94,7 +94,8 @@ def test_all_orders_of_a_plan_that_could_not_be_given_are_planned_again(
     clock = SimpleNamespace(now_s=lambda: 0.0)
     state: Any = SimpleNamespace(
         copies=SimpleNamespace(order=order),
-        leadership=SimpleNamespace(leads=True, term=1),
+        leads=True,
+        leadership=SimpleNamespace(term=1),
         section=SimpleNamespace(replicate_bytes_per_s=1e9),
         pool=SimpleNamespace(connected=True, node_count=8, nodes_on=lambda _hosts: []),
         hot=hot,

@@ -28,8 +28,6 @@ BUSY = {
     "MOONCACHE_CONDUCTOR_TAKEOVER_S": "3",
     "MOONCACHE_CONDUCTOR_SUSPECT_AFTER_S": "20",
     "MOONCACHE_CONDUCTOR_LEASE_S": "60",
-    # A report that is later than its deadline is dropped; the conductor forgets such a request by itself.
-    "MOONCACHE_CONDUCTOR_REQUEST_TIMEOUT_S": "45",
 }
 ROLES = {
     pb.CONDUCTOR_ROLE_LEADER: "leader",

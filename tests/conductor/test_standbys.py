@@ -35,7 +35,8 @@ TAKEOVER_S = 1.0
 class Cluster:
     """Some conductors that name each other, not all of which need to run."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, **overrides: Any) -> None:
+        self._overrides = overrides
         self._held = [hold_port("127.0.0.1") for _ in range(count)]
         self.ports = [port_of(held) for held in self._held]
         self.target = ",".join(f"127.0.0.1:{port}" for port in self.ports)
@@ -49,6 +50,7 @@ class Cluster:
             "conductor.port": self.ports[at],
             "conductor.takeover_s": TAKEOVER_S,
             "cluster.conductor_target": self.target,
+            **self._overrides,
         }
         return config_at(self._folder, **overrides)
 
@@ -319,6 +321,7 @@ def test_what_makes_no_sense_is_passed_over(tmp_path: Path) -> None:
             pb.JournalEntry(explained=pb.ExplainedDecision(decision_id="none")),
             pb.JournalEntry(gateway=pb.Gateway()),
             pb.JournalEntry(lost_decision_id="none"),
+            pb.JournalEntry(named=pb.ResumeRequestsRequest(gateway_run=1, open_decision_ids=["none"])),
         ]
         for entry in nonsense:
             replay(state, entry, state.clock.now_s())

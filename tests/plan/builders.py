@@ -11,7 +11,8 @@ from mooncache.plan import loading, workload
 from mooncache.plan.core import machine
 from mooncache.plan.core.estimate import Demand, Estimator
 from mooncache.plan.core.search import Searcher
-from mooncache.plan.core.spec import Dram, GpuNode, Nic, SearchSpec, SloSpec, Spec, Ssd
+from mooncache.plan.core.spec import SearchSpec, SloSpec, Spec
+from mooncache.prices.core.hardware import Dram, GpuNode, Nic, Ssd
 from mooncache.traces import GenerateOptions, Trace, generate
 
 BLOCK_TOKENS = 512

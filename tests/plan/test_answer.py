@@ -22,11 +22,12 @@ from mooncache.plan.core import variants
 from mooncache.plan.core.estimate import Layout
 from mooncache.plan.core.prices import cost_per_hour, token_prices
 from mooncache.plan.core.search import Plan
-from mooncache.plan.core.spec import Arrangement, Dram, SearchSpec, SloSpec, Spec, Ssd
+from mooncache.plan.core.spec import Arrangement, SearchSpec, SloSpec, Spec
 from mooncache.plan.example import toml
 from mooncache.plan.page import page
 from mooncache.plan.run import Effort, Planner
 from mooncache.plan.workload import demand_of
+from mooncache.prices.core.hardware import Dram, Ssd
 from mooncache.simulate.description import read as read_cluster
 from mooncache.simulate.description import to_toml
 from mooncache.traces import write

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from mooncache.cli import app
 from mooncache.cli.core import cost_text
 from mooncache.errors import PlanInvalid
-from mooncache.plan import example, loading
-from mooncache.plan.core import cost_sums
-from mooncache.plan.core.cost_sums import Played, StoredBytes
-from mooncache.plan.core.price_book import EngineHour, PriceBook, PricedEngine
-from mooncache.plan.core.request_cost import RequestCost, price_of_request
-from mooncache.plan.core.spec import CostSpec, EngineRule
+from mooncache.plan import loading
+from mooncache.prices import example
+from mooncache.prices.core import cost_sums
+from mooncache.prices.core.cost_sums import Played, StoredBytes
+from mooncache.prices.core.hardware import CostSpec, EngineRule
+from mooncache.prices.core.price_book import EngineHour, PriceBook, PricedEngine
+from mooncache.prices.core.request_cost import RequestCost, price_of_request
+from mooncache.prices.loading import read_prices
 from mooncache.simulate import paper_cluster
 from mooncache.simulate.description import to_toml
 
@@ -162,7 +164,7 @@ def test_engines_are_priced_by_rules_then_by_their_ranks_then_by_processors() ->
 def test_the_printed_book_is_read_by_cost_and_by_plan(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(example.prices_toml(), encoding="utf-8")
-    assert loading.read_prices(path) == BOOK
+    assert read_prices(path) == BOOK
     assert loading.read(path).spec.dram == BOOK.dram
 
 
@@ -172,7 +174,7 @@ def test_a_price_that_is_none_is_refused(tmp_path: Path, field: str, value: str)
     path = tmp_path / "prices.toml"
     path.write_text(f"{field} = {value}\n", encoding="utf-8")
     with pytest.raises(PlanInvalid, match="price_per_hour"):
-        loading.read_prices(path)
+        read_prices(path)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_wrong_book_is_refused_with_its_place(tmp_path: Path, text: str, says:
     path = tmp_path / "prices.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(PlanInvalid, match=says):
-        loading.read_prices(path)
+        read_prices(path)
 
 
 seconds = st.floats(0, 1e6)

@@ -18,8 +18,9 @@ from mooncache.errors import (
 )
 from mooncache.plan import example, loading
 from mooncache.plan.core import limits, machine
-from mooncache.plan.core.spec import Dram, Nic, SearchSpec, SloSpec, Spec
+from mooncache.plan.core.spec import SearchSpec, SloSpec, Spec
 from mooncache.plan.workload import busiest, made, reusable
+from mooncache.prices.core.hardware import Dram, Nic
 from tests.plan.builders import demand, node, searcher, spec, trace
 
 

@@ -14,7 +14,8 @@ from mooncache.plan.core.confirm import confirm
 from mooncache.plan.core.estimate import ADMITTED, Demand, Layout
 from mooncache.plan.core.machine import InstanceType
 from mooncache.plan.core.search import Plan, Searcher, allowed, families, first_true, pareto
-from mooncache.plan.core.spec import Dram, Nic, SearchSpec, SloSpec, Spec, Ssd
+from mooncache.plan.core.spec import SearchSpec, SloSpec, Spec
+from mooncache.prices.core.hardware import Dram, Nic, Ssd
 from tests.plan.builders import best_cost, demand, node, searcher, spec
 
 prices = st.floats(0.5, 40)

@@ -18,6 +18,7 @@ from tests.simulation.planted import OF_SERVING, PLANTED
 from tests.simulation.run import Outcome, run_seed
 from tests.simulation.world import SERVING_EVERY
 
+PROGRESS_S = 60.0
 PHASES = ("steady", "full report", "copying", "rebuild", "election")
 
 
@@ -50,9 +51,36 @@ def _one(given: tuple[int, str]) -> Outcome:
     return run_seed(*given)
 
 
+class Progress:
+    """Says each minute on standard error how far a run is, how fast, and how long it will take."""
+
+    def __init__(self, seeds: int) -> None:
+        self._seeds, self._began_s = seeds, time.monotonic()
+        self._next_s = self._began_s + PROGRESS_S
+
+    def seed_done(self, done: int, broken: int, simulated_s: float, cpu_s: float) -> None:
+        """One more is done; the last numbers are sums."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + PROGRESS_S
+        a_second = done / (now_s - self._began_s)
+        left_s = (self._seeds - done) / a_second
+        print(
+            f"{done} of {self._seeds} seeds ({done / self._seeds:.1%}), {broken} broken; {a_second * 3600:.0f} an hour,"
+            f" {simulated_s / max(cpu_s, 1e-9):.0f} simulated s in a processor second;"
+            f" about {left_s / 60:.0f} minutes left",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def _run(pool: multiprocessing.pool.Pool, seeds: range, asked: argparse.Namespace) -> int:
     began_s, broken, total = time.monotonic(), 0, Outcome(-1)
-    for outcome in pool.imap(_one, ((seed, asked.planted) for seed in seeds), chunksize=4):
+    progress = Progress(len(seeds))
+    for done, outcome in enumerate(
+        pool.imap(_one, ((seed, asked.planted) for seed in seeds), chunksize=4), 1
+    ):
         if asked.digests:
             print(outcome.seed, outcome.digest, flush=True)
         if outcome.violation is not None:
@@ -66,6 +94,7 @@ def _run(pool: multiprocessing.pool.Pool, seeds: range, asked: argparse.Namespac
         total.cpu_s += outcome.cpu_s
         total.counts += outcome.counts
         total.coverage += outcome.coverage
+        progress.seed_done(done, broken, total.simulated_s, total.cpu_s)
     if asked.coverage:
         _coverage(total.coverage)
     wall_s = time.monotonic() - began_s

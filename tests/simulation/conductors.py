@@ -15,11 +15,13 @@ from mooncache.conductor.shell.peers import Peers
 from mooncache.conductor.shell.pool import PoolLookup
 from mooncache.conductor.shell.pool_status import PoolStatus
 from mooncache.conductor.state import ConductorState
+from mooncache.coordination import MasterRecord
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import DutyRunner
 from mooncache.runtime.metrics import Metrics
 from mooncache.runtime.run_op import OpRunner
+from tests.simulation.elections import Elector, holds
 from tests.simulation.network import CLUSTER
 from tests.simulation.pool_client import PoolClient
 
@@ -56,14 +58,36 @@ class SimConductor:
             make_index=lambda: _native.BlockIndex(hash_seed=world.seed + 2),
         )
         leadership = self.state.leadership
+        self.elector: Elector | None = None
+        if leadership.elected:
+            self.elector = world.elections.coordinator(
+                "conductors", config.conductor.election, self.name, self.clock
+            )
+            self._watch_terms()
         self.peers = None if leadership.alone else Peers(leadership.targets, CLUSTER.text, config)
         runner = OpRunner(conductor_table(self.state), self.clock, world.observer(self.name))
         world.network.listen(self.name, self.process, runner)
 
+    def _watch_terms(self) -> None:
+        """Look, when a term begins, whether nobody else leads."""
+        begin_term, world = self.state.begin_term, self.world
+
+        def begin() -> None:
+            if self.holds:
+                others = [
+                    other.name for other in world.conductors.values() if other is not self and other.holds
+                ]
+                world.ledger.leads_alone(self.name, others)
+            begin_term()
+
+        self.state.begin_term = begin  # type: ignore[method-assign]
+
     async def _run(self) -> None:
+        if self.elector is not None:
+            await self.elector.start(MasterRecord(self.name, self.name))
         duties = DutyRunner(self.clock, self.world.duty_failed(self.name))
         pool = PoolStatus(self.world.config, CLUSTER.text, self.clock, random.Random(self.world.seed))
-        duties.start(conductor_duties(self.state, self.peers, pool, self._member))
+        duties.start(conductor_duties(self.state, self.peers, pool, self._member, self.elector))
 
     def _member(self) -> pb.Member:
         return pb.Member(kind=pb.MEMBER_KIND_CONDUCTOR, name=self.name, address=self.name, host_id=self.name)
@@ -71,6 +95,11 @@ class SimConductor:
     @property
     def leads(self) -> bool:
         return not self.process.dead and self.state.leadership.leads
+
+    @property
+    def holds(self) -> bool:
+        """Whether a third party elected this process, and nobody else may lead."""
+        return self.elector is not None and not self.process.dead and holds(self.elector, self.clock)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

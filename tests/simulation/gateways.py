@@ -13,18 +13,21 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mooncache.auth import FixedTokens
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.members import Announcer
 from mooncache.gateway.app import Endpoint
-from mooncache.gateway.background import watch_instances
+from mooncache.gateway.background import close_lost_plans, lease_limits, watch_instances
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.body import TokenizedPrompt, prompt_json
 from mooncache.gateway.core.fleet import FleetView
-from mooncache.gateway.core.rate_limit import RateLimits
+from mooncache.gateway.core.rate_limit import RateLimits, default_limits
 from mooncache.gateway.endpoints import completions
 from mooncache.gateway.metrics import GatewayMetrics
-from mooncache.gateway.shell.conductor import REPORT_LANES, Conductor
+from mooncache.gateway.shell.conductor import Conductor
 from mooncache.gateway.shell.keyring import Caller
+from mooncache.gateway.shell.open_requests import ENDS
+from mooncache.gateway.shell.report_lanes import LANES
 from mooncache.gateway.state import GatewayState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import Duty, DutyRunner
@@ -67,8 +70,17 @@ class _Tokenizers:
 
 
 class _Keyring:
+    """In the place of keys: a key's text names its tenant."""
+
+    def __init__(self, limits: RateLimits) -> None:
+        self._limits = limits
+        self.budgets: dict[str, float] = {}
+
     def identify(self, authorization: str) -> Caller:
-        return Caller(authorization, False, RateLimits())
+        return Caller(authorization, False, self._limits)
+
+    def running_limit(self, _holder: str) -> int:
+        return self._limits.requests_under_way
 
 
 class SimGateway:
@@ -81,6 +93,7 @@ class SimGateway:
         self.clock = world.clock_of(self.process)
         self.state: GatewayState
         self.open: dict[str, float] = {}  # request -> when it began
+        self.ended_decisions: list[str] = []  # whose end this process has reported
         self.process.run(self._build)
         self.process.spawn(self._run())
 
@@ -91,30 +104,45 @@ class SimGateway:
         link = ConductorLink(config.cluster.conductor_target, CLUSTER.text, config)
         unused: Any = None
         parts: Any = {
-            "keyring": _Keyring(),
+            "keyring": _Keyring(default_limits(config.gateway)),
             "engines": EngineLine(world, self.name),
             "tokenizers": _Tokenizers(world),
         }
         self.state = GatewayState(
             config=config,
             clock=self.clock,
-            token=CLUSTER,
+            tokens=FixedTokens(CLUSTER),
             metrics=metrics,
             stats=stats,
             fleet=fleet,
-            conductor=Conductor(link, self.clock, stats, fleet),
+            conductor=Conductor(
+                link, self.clock, stats, fleet, random.Random(f"reports {world.seed} {self.name}")
+            ),
             preparing=unused,
+            usage=unused,
             bodies=Budget(config.gateway.open_body_bytes_max, config.gateway.tenant_body_bytes_max),
             gateway_id=self.name,
             url=f"http://{self.name}",
             **parts,
         )
         self.state.conductor.gateway_id = self.name
+        self._note_ends(self.state.conductor)
         self.announcer = Announcer(link, self.clock, self._member)
         self.state.idle.set()
         self._endpoint = Endpoint(
             self.state, "completions", completions.handle_text, methods=("POST",), limited=True
         )
+
+    def _note_ends(self, conductor: Any) -> None:
+        """Know of each end that the gateway hands over to be reported."""
+        report = conductor.report
+
+        def noted(request_id: str, said: pb.ReportProgressRequest) -> None:
+            if said.decision_id and said.phase in ENDS:
+                self.ended_decisions.append(said.decision_id)
+            report(request_id, said)
+
+        conductor.report = noted
 
     def _member(self) -> pb.Member:
         return pb.Member(kind=pb.MEMBER_KIND_GATEWAY, name=self.name, address=self.state.url)
@@ -122,13 +150,14 @@ class SimGateway:
     async def _run(self) -> None:
         state = self.state
         lanes = [
-            Duty(f"send_reports_{lane}", partial(state.conductor.send_reports, lane))
-            for lane in range(REPORT_LANES)
+            Duty(f"send_reports_{lane}", partial(state.conductor.send_reports, lane)) for lane in range(LANES)
         ]
         DutyRunner(self.clock, self.world.duty_failed(self.name)).start(
             [
                 Duty("watch_instances", lambda: watch_instances.run(state)),
+                Duty("lease_limits", lambda: lease_limits.run(state)),
                 Duty("follow_leader", lambda: state.conductor.follow_leader(state.gateway)),
+                Duty("close_lost_plans", lambda: close_lost_plans.run(state)),
                 Duty("announce", self.announcer.run),
                 *lanes,
             ]
@@ -160,7 +189,7 @@ class SimGateway:
         """Raise AssertionError when a book of the gateway is wrong."""
         state = self.state
         assert state.active_count >= 0 and state.bodies.bytes >= 0, "a count of the gateway is negative"
-        assert all(count > 0 for count in state.tenant_counts.values()), "a tenant's count is not positive"
+        state.limiter.check()
         if not self.open:
             assert not state.active_count and not state.bodies.bytes and not state.tenant_counts, (
                 f"{self.name} counts requests that have ended"

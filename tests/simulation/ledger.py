@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -33,6 +34,11 @@ class Ledger:
         self.faults = 0  # deaths of processes so far
         self._safe: dict[BlockName, int] = {}  # with two copies, as of which fault
         self._other_loss_s: dict[BlockName, float] = {}
+        self._moments = itertools.count(1)  # the order of confirmations and losses
+        self._confirmed: dict[
+            tuple[str, BlockName], dict[str, int]
+        ] = {}  # call -> who has the block, as of when
+        self._lost: dict[tuple[str, BlockName], int] = {}  # a node's copy -> when it last went
         self._terms: dict[int, str] = {}
         self._pinned_s: dict[BlockName, float] = {}
         self.counts: Counter[str] = Counter()
@@ -49,6 +55,11 @@ class Ledger:
         first = self._terms.setdefault(term, master)
         if first != master:
             self.fail("one leader a term", f"{first} and {master} both lead in term {term}")
+
+    def leads_alone(self, who: str, others: list[str]) -> None:
+        """A process was elected. others: those that lead by their own clocks."""
+        if others:
+            self.fail("one leader at a time", f"{who} was elected while {others[0]} led")
 
     def obeyed(self, node: str, incarnation: int, fence: Any, newest: int, method: str) -> None:
         """A node carried a command out; `newest` is the newest term that it had heard of before."""
@@ -87,10 +98,15 @@ class Ledger:
         if name[1] in self.durable and len(set(self.lasting(name))) >= 2:
             self._safe[name] = self.faults
 
-    def copy_lost(self, node: str, name: BlockName, reason: str) -> None:
-        """A node let a copy go: evicted, removed or drained by a command, corrupt."""
+    def confirmed(self, node: str, name: BlockName, call: str) -> None:
+        """A master asked, in a call of somebody, and the node has the block."""
+        self._confirmed.setdefault((call, name), {})[node] = next(self._moments)
+
+    def copy_lost(self, node: str, name: BlockName, reason: str, call: str) -> None:
+        """A node let a copy go: evicted, removed or drained by a command, corrupt. call: in which it was commanded."""
         self.counts[reason] += 1
         key = name[1]
+        self._lost[node, name] = next(self._moments)
         if (
             reason == "evicted"
             and self._now_s() < self._pinned_s.get(name, 0.0)
@@ -105,14 +121,22 @@ class Ledger:
             return
         if key in self.durable and name in self._safe and self.faults - self._safe[name] <= 1:
             self.fail("two replicas", f"a command at {node} took the last copy of {_short(name)}")
-        if self._now_s() - self._other_loss_s.get(name, -1e9) > 30.0:
+        if reason == "removed":
+            # Whoever drops a copy has asked another node for its own before; that one may have lost it since.
+            asked = self._confirmed.get((call, name), {})
+            if not any(self._lost.get((other, name), 0) > at for other, at in asked.items()):
+                self.fail("last copy", f"{node} dropped {_short(name)}, and no other node was asked for it")
+        elif self._now_s() - self._other_loss_s.get(name, -1e9) > 30.0:
             self.fail("last copy", f"a command at {node} took the only copy of {_short(name)}")
 
-    def process_died(self, node: str, names: Iterable[BlockName]) -> None:
-        """A store node's process ended; its memory is gone."""
+    def process_died(self, node: str, names: Iterable[BlockName], *, kept: bool) -> None:
+        """A store node's process ended. kept: its blocks are on a disk; else its memory is gone."""
         self.faults += 1
         self._pinned_s.clear()  # a pin lives in one node's memory, and it is not known here in whose
         for name in names:
+            self._lost[node, name] = next(self._moments)
+            if kept:
+                continue
             self._other_loss_s[name] = self._now_s()
             if self._elsewhere(node, name):
                 continue
@@ -124,6 +148,10 @@ class Ledger:
         return any(other != node for other in self.holders(name))
 
     # --- requests
+
+    def counted_unheard(self, node: str, what: str) -> None:
+        """A node counts as reported what no master has acknowledged to it."""
+        self.fail("reports are acknowledged", f"{node} counts {what} as reported, and no master said so")
 
     def ended_late(self, who: str, what: str, limit_s: float) -> None:
         """A call or a request took longer than its own limit allows."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mooncache import errors
-from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import MasterRecord
-from mooncache.coordination.etcd import EtcdCoordinator
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
 from mooncache.master.background.repair_replicas import RepairRunner
@@ -22,11 +20,10 @@ from mooncache.runtime.metrics import Metrics
 from mooncache.runtime.rpc import STORE_NODE_SERVICE
 from mooncache.runtime.run_op import OpRunner
 from tests.master.rules import membership_rules, placement_rules, repair_rules
+from tests.simulation.elections import holds
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
-
-LEASE_S = 3.0
 
 
 def limits(replicas: int) -> MasterLimits:
@@ -70,26 +67,29 @@ class SimMaster:
             make_index=world.make_index,
         )
         begin_term = self.state.begin_term
+        self.elector = world.elections.coordinator(
+            "masters", world.shape.masters_elect, self.name, self.clock
+        )
 
         def begin(term: int) -> None:
+            if self.holds:
+                others = [other.name for other in world.masters.values() if other is not self and other.holds]
+                world.ledger.leads_alone(self.name, others)
             world.ledger.term_begun(term, f"{self.name}/{self.process.life}")
             begin_term(term)
 
         self.state.begin_term = begin  # type: ignore[method-assign]
         self.tasks, self.repairs = TaskRunner(self.state), RepairRunner(self.state)
-        section = CoordinationSection(backend="etcd", lease_s=LEASE_S)
-        self.coordinator = EtcdCoordinator(section, TlsSection(), self.clock)
-        self.coordinator._api = world.etcd.api(self.name, self.clock)  # type: ignore[assignment]
         observer: Any = world.observer(self.name)
         network.listen(self.name, self.process, OpRunner(master_table(self.state), self.clock, observer))
 
     async def _start(self) -> None:
-        await self.coordinator.start(MasterRecord(self.name, self.name))
+        await self.elector.start(MasterRecord(self.name, self.name))
         duties = DutyRunner(self.clock, self.world.duty_failed(self.name))
         duties.start(
             [
-                Duty("lead", lambda: leadership.lead(self.state, self.coordinator), 0.2),
-                Duty("follow", lambda: leadership.follow(self.state, self.coordinator), 0.5),
+                Duty("lead", lambda: leadership.lead(self.state, self.elector), 0.2),
+                Duty("follow", lambda: leadership.follow(self.state, self.elector), 0.5),
                 *master_duties(self.state, self.tasks, self.repairs),
             ]
         )
@@ -98,6 +98,11 @@ class SimMaster:
     def leads(self) -> bool:
         """Whether this process believes to lead."""
         return not self.process.dead and self.state.leading
+
+    @property
+    def holds(self) -> bool:
+        """Whether this process leads by its own clock, and nobody else may."""
+        return not self.process.dead and holds(self.elector, self.clock)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

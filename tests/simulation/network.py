@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+import structlog
+
 from mooncache.auth import DEFAULT_TENANT, Authenticator, Token
 from mooncache.errors import ConnectionLost, DeadlineExceeded, MooncacheError
 from mooncache.runtime.clock import Clock
@@ -105,6 +107,12 @@ class SimNetwork(MemoryNetwork):
         home.spawn(serve())
         return answer
 
+    def rejoin(self, group: set[str], others: set[str]) -> None:
+        """Take the blocks between two groups back."""
+        self._blocked -= {
+            pair for left in group for right in others for pair in ((left, right), (right, left))
+        }
+
     def own(self, address: str, task: asyncio.Task[object]) -> None:
         """Late messages belong to the network alone."""
 
@@ -175,6 +183,11 @@ class SimNetwork(MemoryNetwork):
         return lambda target: self.channel(
             name, target, service, token=CLUSTER.text, unavailable_error=unavailable
         )
+
+
+def call_id() -> str:
+    """The id of the control call that this code works for, as all calls have it that follow from one; "" for none."""
+    return str(structlog.contextvars.get_contextvars().get("request_id", ""))
 
 
 def _is_cancelled() -> bool:

@@ -10,16 +10,18 @@ from mooncache.auth import tenant_id
 from mooncache.client.keys import split_keys
 from mooncache.client.master_link import MasterLink
 from mooncache.errors import MooncacheError
-from mooncache.proto.v1 import common_pb2
+from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.duties import Duty, DutyRunner
 from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, CallContext, Handler, RpcTable
 from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.background import keep_membership, release_spares, report_blocks
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
+from mooncache.store_node.identity import NodeIdentity
 from mooncache.store_node.service import HANDLERS
-from mooncache.store_node.state import NodeIdentity, StoreNodeState
+from mooncache.store_node.state import StoreNodeState
 from tests.simulation.model_store import BLOCK_BYTES, BlockName, Bytes, ModelStore
+from tests.simulation.network import call_id
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -62,7 +64,7 @@ class SimNode:
             shape.extents,
             shape.log_events,
             clock.now_s,
-            lambda name, reason: world.ledger.copy_lost(self.node_id, name, reason),
+            lambda name, reason: world.ledger.copy_lost(self.node_id, name, reason, call_id()),
             shape.quotas,
         )
         channel_to = world.network.channel_for(MASTER_SERVICE, errors.MasterUnavailable)
@@ -80,7 +82,7 @@ class SimNode:
             segments=[common_pb2.Segment(id=0, tier=1, capacity_bytes=shape.extents * BLOCK_BYTES)],
             clock=clock,
             rng=self.rng,
-            link=MasterLink(world.masters_targets, channel_to, clock, self.rng),
+            link=_NodeLink(world.masters_targets, channel_to, clock, self.rng),
             copier=_Copier(self),
             planner=ReportPlanner(_MESSAGE_RECORDS * RECORD_BYTES),
             spares=SpareCopies(_SPARE_IDLE_S),
@@ -120,6 +122,16 @@ class SimNode:
 
         return watched
 
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of the model is broken; look at what counts as reported."""
+        self.core.check()
+        planner, link = self.state.planner, self.state.link
+        assert isinstance(link, _NodeLink)
+        if planner.full_reports_finished > link.fulls_ended:
+            self.world.ledger.counted_unheard(self.node_id, "a full report")
+        if planner.acked_seq > link.acked_seq:
+            self.world.ledger.counted_unheard(self.node_id, f"changes up to {planner.acked_seq}")
+
     def power_off(self, keeps: bool) -> None:
         """The process dies. keeps: its blocks are on a disk; a disk that lies has lost or mixed up some of them."""
         self.disk = {}
@@ -139,6 +151,20 @@ class SimNode:
                 self.disk[name] = self.disk.get(self.rng.choice(names))
 
 
+class _NodeLink(MasterLink):
+    """The node's line to the masters; it notes what they acknowledged of its reports."""
+
+    acked_seq = fulls_ended = 0
+
+    async def call_once(self, method: str, request: Any, response_class: Any, timeout_s: float) -> Any:
+        response = await super().call_once(method, request, response_class, timeout_s)
+        kinds = (master_pb2.REPORT_KIND_DELTA, master_pb2.REPORT_KIND_FULL_END)
+        if method == "ReportBlocks" and request.kind in kinds and not response.need_full:
+            self.acked_seq = max(self.acked_seq, request.last_seq)
+            self.fulls_ended += request.kind == master_pb2.REPORT_KIND_FULL_END
+        return response
+
+
 class _Copier:
     """Copies over the modelled data plane, block after block."""
 
@@ -146,7 +172,7 @@ class _Copier:
         self._node = node
 
     async def copy(
-        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float
+        self, tenant: str, keys: bytes, source: common_pb2.NodeInfo, timeout_s: float, bytes_per_s: int
     ) -> tuple[list[int], int]:
         node, codes, copied = self._node, [], 0
         until_s = node.state.clock.now_s() + timeout_s
@@ -154,6 +180,7 @@ class _Copier:
             name = tenant_id(tenant), key
             try:
                 if name in node.core.held:
+                    node.world.ledger.confirmed(node.node_id, name, call_id())
                     raise errors.AlreadyExists("It is here.")
                 left_s = until_s - node.state.clock.now_s()
                 if left_s <= 0:
@@ -162,10 +189,12 @@ class _Copier:
                     node.node_id, source.node_id, name, left_s, source.incarnation
                 )
                 if not node.core.reserve("copier", name):
+                    node.world.ledger.confirmed(node.node_id, name, call_id())
                     raise errors.AlreadyExists("It is here by now.")
                 node.core.write("copier", name, data)
                 node.core.commit("copier", name)
                 node.world.ledger.copy_made(node.node_id, name)
+                node.world.ledger.confirmed(node.node_id, name, call_id())
                 codes.append(errors.OK)
                 copied += BLOCK_BYTES
             except MooncacheError as error:

@@ -12,18 +12,24 @@ from unittest import mock
 
 from mooncache import errors
 from mooncache.conductor.core.fleet_book import FleetBook
+from mooncache.coordination.lease import LeaseCoordinator
+from mooncache.coordination.lease_object import changed
 from mooncache.gateway.app import Endpoint
+from mooncache.gateway.core.report_queue import ReportQueue
 from mooncache.gateway.shell.conductor import Conductor
 from mooncache.master.core.directory import Directory
 from mooncache.master.core.reports import NodeReports
 from mooncache.master.shell.trimming import Trimming
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.tasks import wait_for_event
 from mooncache.store_node.core.report_planner import ReportKind, ReportPlanner
 from tests.simulation.model_store import ModelStore
 
 OF_SERVING: Final = {
     "lost-end",
+    "reports-not-repeated",
     "plan-not-given-back",
+    "unanswered-forgotten",
     "standby-misses-ends",
     "work-counted-on",
     "tenant-counted-on",
@@ -199,9 +205,36 @@ def lost_end(stack: contextlib.ExitStack) -> None:
 
 
 @planted(REAL)
+def reports_not_repeated(stack: contextlib.ExitStack) -> None:
+    """A gateway drops reports that the conductor does not acknowledge in time."""
+
+    def drops(self: Any) -> float:
+        self.acknowledged()
+        return 0.0
+
+    _replace(stack, ReportQueue, "failed", drops)
+
+
+@planted(REAL)
 def plan_not_given_back(stack: contextlib.ExitStack) -> None:
     """A client leaves while the conductor is asked, and the plan is kept as work under way."""
     _replace(stack, Conductor, "_give_back", lambda self, request_id, code, call: None)
+
+
+@planted(REAL)
+def unanswered_forgotten(stack: contextlib.ExitStack) -> None:
+    """A list of open requests that is sent also counts for the questions that got no answer shortly before."""
+    name_open_requests = Conductor.name_open_requests
+
+    async def waits(self: Any, at_most_s: float) -> None:
+        await wait_for_event(self._unanswered, at_most_s)
+
+    async def forgets(self: Any, me: pb.Gateway) -> bool:
+        self._unanswered.clear()
+        return await name_open_requests(self, me)
+
+    _replace(stack, Conductor, "unanswered", waits)
+    _replace(stack, Conductor, "name_open_requests", forgets)
 
 
 @planted(REAL)
@@ -234,6 +267,40 @@ def tenant_counted_on(stack: contextlib.ExitStack) -> None:
             leave(self, exchange)
 
     _replace(stack, Endpoint, "_leave", unless_gone)
+
+
+@planted(REAL)
+def lease_unconditional(stack: contextlib.ExitStack) -> None:
+    """A candidate writes the Lease whatever has become of the one that it read."""
+
+    def without_version(lease: Any, spec: Any = None, annotations: Any = None) -> dict[str, Any]:
+        made = changed(lease, spec, annotations)
+        for name in ("resourceVersion", "uid"):
+            made["metadata"].pop(name, None)
+        return made
+
+    stack.enter_context(mock.patch("mooncache.coordination.lease.changed", without_version))
+
+
+@planted(REAL)
+def lease_renewed_unheard(stack: contextlib.ExitStack) -> None:
+    """A leader goes on when its renewal got no answer."""
+    renew = LeaseCoordinator._renew
+
+    async def counts_on(self: Any, leadership: Any) -> None:
+        try:
+            await renew(self, leadership)
+        except errors.MooncacheError:
+            leadership.until_s = self._end_of(self._clock.now_s())
+
+    _replace(stack, LeaseCoordinator, "_renew", counts_on)
+
+
+@planted(REAL)
+def lease_from_answer(stack: contextlib.ExitStack) -> None:
+    """A leader counts its lease from the answer on, not from when it asked."""
+    end_of = LeaseCoordinator._end_of
+    _replace(stack, LeaseCoordinator, "_end_of", lambda self, sent_s: end_of(self, self._clock.now_s()))
 
 
 @planted(MODEL)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
@@ -22,6 +24,7 @@ from tests.simulation.model_store import BlockName
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+BURST_BLOCKS = 16
 _CALL_S = 2.0
 _GRACE_S = 1.0  # beyond a deadline, for the call's own end
 
@@ -36,6 +39,7 @@ class PoolClient:
         self.line = f"{name}#{self.rng.getrandbits(32):08x}"
         self.view = ClusterView()
         self.pinned: dict[tuple[str, int, BlockName], float] = {}
+        self.copied: deque[BlockName] = deque(maxlen=8)  # blocks of which more copies were made for a load
         self.process.run(self._build)
         self.process.spawn(self.keeper.run())
         if loads:
@@ -55,8 +59,8 @@ class PoolClient:
 
     async def _load(self) -> None:
         work = [
-            (self.put_one, 42), (self.get_one, 33), (self.remove, 3), (self.trim, 6), (self.replicate, 7),
-            (self.pin, 6), (self.drain, 1.5), (self.ask_status, 1.5),
+            (self.put_one, 42), (self.get_one, 33), (self.remove, 3), (self.trim, 8), (self.replicate, 7),
+            (self.pin, 6), (self.burst, 2), (self.drain, 1.5), (self.ask_status, 1.5),
         ]  # fmt: skip
         calls, weights = [each for each, _ in work], [weight for _, weight in work]
         while not self.world.calm:
@@ -84,9 +88,9 @@ class PoolClient:
         return self.world.any_block(self.rng)
 
     async def put_one(self) -> None:
-        """A put of a durable block wants two copies."""
+        """A put of a durable block wants two copies; of another one as many as its load seems to want."""
         name = self._name()
-        replicas = 2 if name[1] in self.world.ledger.durable else 1
+        replicas = 2 if name[1] in self.world.ledger.durable else self.rng.choice([1, 1, 2, 3])
         nodes = [
             Candidate(node.node_id, node.host_id, node.weight)
             for node in self.view.nodes
@@ -103,6 +107,18 @@ class PoolClient:
                 self.world.ledger.counts[f"put at a node {error.name}"] += 1
         if not done:
             raise errors.NodeUnavailable("No node took the block.")
+        if done > 1 and name[1] not in self.world.ledger.durable:
+            self.copied.append(name)
+
+    async def burst(self) -> None:
+        """Many blocks at one node at once: more changes than its log of events may hold until the next report."""
+        nodes = [node.node_id for node in self.view.nodes if node.state is MapNodeState.ACTIVE]
+        if not nodes:
+            raise errors.NoNodes("No node takes blocks.")
+        node_id = self.rng.choice(nodes)
+        names = dict.fromkeys(self.world.any_block(self.rng) for _ in range(BURST_BLOCKS))
+        puts = [self._put_at(node_id, name) for name in names if name[1] not in self.world.ledger.durable]
+        await asyncio.gather(*puts, return_exceptions=True)
 
     async def _put_at(self, node_id: str, name: BlockName) -> None:
         node = self.world.nodes[node_id]
@@ -161,7 +177,8 @@ class PoolClient:
         )
 
     async def trim(self) -> None:
-        name = self.world.cache_block(self.rng)
+        """The load for which copies were made is over."""
+        name = self.copied.popleft() if self.copied else self.world.cache_block(self.rng)
         request = master_pb2.TrimBlocksRequest(
             keys=name[1], replica_count=1, tenant=self.world.tenant_name(name)
         )
@@ -170,18 +187,23 @@ class PoolClient:
     async def replicate(self) -> None:
         name = self.world.cache_block(self.rng)
         request = master_pb2.ReplicateBlocksRequest(
-            keys=name[1], replica_count=2, tenant=self.world.tenant_name(name), spare=self.rng.random() < 0.7
+            keys=name[1],
+            replica_count=self.rng.choice([2, 3]),
+            tenant=self.world.tenant_name(name),
+            spare=self.rng.random() < 0.7,
         )
         await self.call("ReplicateBlocks", request)
+        self.copied.append(name)
 
     async def pin(self) -> None:
         """Pin a block for a while; until then no node that said OK may let it go."""
         name = self.world.cache_block(self.rng)
         ttl_s, tenant = self.rng.uniform(1.0, 6.0), self.world.tenant_name(name)
-        begun_s = self.clock.now_s()
+        begun_s, deaths = self.clock.now_s(), self.world.ledger.faults
         request = master_pb2.PinBlocksRequest(keys=name[1], ttl_ms=round(ttl_s * 1e3), tenant=tenant)
         answer = await self.call("PinBlocks", request)
-        if answer.codes[0] == errors.OK:
+        # When a node has died meanwhile, it may be the one that pinned the block.
+        if answer.codes[0] == errors.OK and deaths == self.world.ledger.faults:
             self.world.ledger.pin(name, begun_s + ttl_s)
             if self.rng.random() < 0.3:
                 self.world.ledger.unpin(name)

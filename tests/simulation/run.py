@@ -8,15 +8,21 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mooncache.conductor.core.progress import Phase
+from mooncache.conductor.core.records import EVENTS_MAX
 from tests.simulation import faults
 from tests.simulation.channels import simulated
+from tests.simulation.conductors import SimConductor
 from tests.simulation.gateways import END_GRACE_S
 from tests.simulation.ledger import BrokenInvariantError
 from tests.simulation.planted import bug
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.world import World
 
-SETTLE_S = 40.0
+SETTLE_S = 60.0
+_ENDS = {Phase.FINISHED, Phase.FAILED, Phase.ABORTED}
+WHOLE_MAX_S = 20.0
+LOAD_WHEN_WHOLE_S = 4.0
 QUIET_S = 7.0
 ENDS_HEARD_S = 1.5
 
@@ -64,8 +70,9 @@ async def _live(seed: int, loop: Scheduler, outcome: Outcome, lines: list[str] |
             world.build_pool()
             world.build_serving()
             await _until(world, faults.trouble(world))
-            world.calm = True
             world.whole_since_s = world.clock.now_s()
+            await _until(world, load_when_whole(world))
+            world.calm = True
             await _until(world, quiet(world))
             await _until(world, settle(world))
     except BrokenInvariantError as violation:
@@ -78,6 +85,7 @@ async def _live(seed: int, loop: Scheduler, outcome: Outcome, lines: list[str] |
         world.coverage,
     )
     await loop.end()
+    world.over()
 
 
 async def _until(world: World, work: object) -> None:
@@ -85,9 +93,8 @@ async def _until(world: World, work: object) -> None:
     task = asyncio.ensure_future(work)  # type: ignore[arg-type]
     while not task.done():
         await asyncio.wait({task}, timeout=0.5)
-        for node in world.nodes.values():
-            if node.alive:
-                node.core.check()
+        for node in world.living_nodes():
+            node.check()
         for part in (world.masters, world.conductors, world.gateways):
             for process in part.values():
                 if not process.process.dead:
@@ -96,6 +103,19 @@ async def _until(world: World, work: object) -> None:
             task.cancel()
             raise world.ledger.broken
     task.result()
+
+
+async def load_when_whole(world: World) -> None:
+    """Clients of the pool go on until its directory is whole, and for a while after that.
+
+    What goes wrong then is not mended by the next restart or election.
+    """
+    until_s = world.clock.now_s() + WHOLE_MAX_S
+    while (leader := world.leader()) is None or leader.state.completeness() < 1.0:
+        if world.clock.now_s() >= until_s:
+            return  # `settle` says what is missing
+        await world.clock.sleep(0.25)
+    await world.clock.sleep(LOAD_WHEN_WHOLE_S)
 
 
 async def quiet(world: World) -> None:
@@ -117,6 +137,23 @@ async def quiet(world: World) -> None:
         for tenant, request_id in world.calm_requests:
             if work.of_request(tenant, request_id) is not None:
                 world.ledger.fail("ends are heard", f"{conductor.name} counts {request_id}, which has ended")
+        for gateway in world.gateways.values():  # of requests in the time of trouble, too
+            counted = [name for name in gateway.ended_decisions if work.get(name) is not None]
+            if counted:
+                text = f"{conductor.name} counts {counted[0]}, whose end {gateway.name} has reported"
+                world.ledger.fail("reports arrive", text)
+            unheard = [name for name in gateway.ended_decisions if not _heard(conductor, name)]
+            if unheard and world.shape.conductors == 1:  # of several, one may take a report with it
+                text = f"{conductor.name} has no word of the end of {unheard[0]} from {gateway.name}"
+                world.ledger.fail("reports arrive", text)
+
+
+def _heard(conductor: SimConductor, decision_id: str) -> bool:
+    """Whether the record of a decision has its end, if this process of the conductor keeps one."""
+    record = conductor.state.core.records.find(decision_id)
+    if record is None or len(record.events) >= EVENTS_MAX:
+        return True
+    return any(event["phase"] in _ENDS for event in record.reported())
 
 
 async def settle(world: World) -> None:
@@ -161,13 +198,14 @@ def _unsettled_pool(world: World) -> tuple[str, str] | None:
     if leader is None:
         return "directory converges", "no master leads"
     state = leader.state
-    if state.completeness() < 1.0 or len(state.membership.nodes) < len(world.nodes):
+    living = world.living_nodes()
+    if state.completeness() < 1.0 or any(node.node_id not in state.membership.nodes for node in living):
         return "directory converges", f"reports are missing: completeness {state.completeness():.2f}"
     listed, truth = world.listed(leader), world.truth()
     if listed != truth:
         text = f"{len(listed - truth)} listed and not held, {len(truth - listed)} held and not listed"
         return "directory converges", text
-    for node in world.nodes.values():
+    for node in living:
         if node.core.reserved:
             return "reservations end", f"{node.node_id} keeps {len(node.core.reserved)} reservations"
     return _short_of_copies(world)
@@ -175,10 +213,16 @@ def _unsettled_pool(world: World) -> tuple[str, str] | None:
 
 def _short_of_copies(world: World) -> tuple[str, str] | None:
     """A durable block with one copy gets its second one, where there is room for it."""
-    nodes = list(world.nodes.values())
+    nodes = world.living_nodes()
     room = world.shape.extents * len(nodes)
     blocks = {name for node in nodes for name in node.core.held}
-    if world.shape.replicas < 2 or room < 4 * len(blocks) or world.shape.quotas or world.disks_lied:
+    if (
+        world.shape.replicas < 2
+        or len(nodes) < 2
+        or room < 4 * len(blocks)
+        or world.shape.quotas
+        or world.disks_lied
+    ):
         return None
     if any(node.state.draining for node in nodes):
         return None

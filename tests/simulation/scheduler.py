@@ -31,6 +31,7 @@ class Process:
         self._stopped_at_s = 0.0
         self.parked: list[asyncio.Handle] = []
         self.wall_offset_s = 0.0
+        self.rate = 1.0  # at which its clock runs
         self.context = contextvars.Context()
         self.context.run(PROCESS.set, self)
 

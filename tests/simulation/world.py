@@ -18,8 +18,7 @@ from mooncache.kvcache.block_index import BlockIndex
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.keys import passport_from_json
 from tests.conductor.support import PASSPORT as PASSPORT_JSON
-from tests.master.stories.memory_etcd import MemoryEtcd
-from tests.simulation import pool_client
+from tests.simulation import elections, pool_client
 from tests.simulation.conductors import SimConductor
 from tests.simulation.engines import SimEngine, SimWorker, drawn_role
 from tests.simulation.gateways import SimGateway
@@ -38,16 +37,17 @@ PASSPORT = passport_from_json(PASSPORT_JSON)
 
 
 @functools.cache
-def config_of(conductors: str, masters: str) -> Config:
+def config_of(conductors: str, masters: str, election: str) -> Config:
     """The configuration of conductors, workers and gateways."""
     settings = {
         "cluster.state_dir": "/nowhere",
         "cluster.master_targets": masters,
         "cluster.conductor_target": conductors,
+        "conductor.election": election,
         "conductor.inline_tokens_max": 32,
         "conductor.suspect_after_s": 1.5,
         "conductor.lease_s": 4.0,
-        "conductor.request_timeout_s": 30.0,
+        "conductor.request_timeout_s": 300.0,  # nothing is mended by waiting for it
         "gateway.request_timeout_s": 10.0,
         "gateway.first_token_timeout_s": 4.0,
         "gateway.stall_timeout_s": 3.0,
@@ -57,13 +57,13 @@ def config_of(conductors: str, masters: str) -> Config:
 
 
 class ProcessClock:
-    """The clocks of one process; the wall clock of its host may be wrong, and jump."""
+    """The clocks of one process, at a rate of their own; the wall clock of its host may be wrong, and jump."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def now_s(self) -> float:
-        return self._process.loop.virtual_now_s
+        return self._process.loop.virtual_now_s * self._process.rate
 
     def wall_s(self) -> float:
         return WALL_START_S + self.now_s() + self._process.wall_offset_s
@@ -91,6 +91,8 @@ class Shape:
     serving: bool
     racks: int
     trouble_s: float
+    masters_elect: str
+    conductors_elect: str
     quotas: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -111,7 +113,11 @@ class Shape:
             serving=serving,
             racks=rng.choice([1, 2, 3]),
             trouble_s=rng.uniform(8.0, 16.0),
+            masters_elect=rng.choice(["etcd", "lease"]),
+            conductors_elect=rng.choice(["peers", "peers", "etcd", "lease"]),
         )
+        if shape.masters == 1 and rng.random() < 0.5:
+            shape.masters_elect = "embedded"
         if rng.random() < 0.4:
             shape.quotas = {tenant_id(TENANTS[1]): rng.randrange(3, 9)}
         return shape
@@ -130,7 +136,7 @@ class World:
         outside = Process(loop, "outside")
         self.clock = ProcessClock(outside)
         self.network = SimNetwork(self.clock, random.Random(self.rng.random()), self.trace)
-        self.etcd = MemoryEtcd(self.clock)
+        self.elections = elections.Elections(self)
         self.ledger = Ledger(self.clock.now_s)
         self.ledger.holders = self.holders
         self.ledger.lasting = lambda name: [
@@ -144,16 +150,20 @@ class World:
         self.nodes: dict[str, SimNode] = {}
         self.clients: dict[str, PoolClient] = {}
         self.coverage: Counter[tuple[str, str]] = Counter()
+        self.conductor_targets = [f"conductor-{n}:1" for n in range(self.shape.conductors)]
+        self.candidates = {*self.masters_targets, *self.conductor_targets}
         self.conductors: dict[str, SimConductor] = {}
         self.engines: dict[str, SimEngine] = {}
         self.workers: dict[str, SimWorker] = {}
         self.gateways: dict[str, SimGateway] = {}
         self.waits: dict[bytes, list[asyncio.Event]] = {}  # of engines, for blocks
+        self.gone: set[str] = set()  # nodes that do not come back
+        self.victim = ""  # the process that the last fault hit
         self.no_requests = False
         self.whole_since_s: float | None = None  # no fault is left since then
         self.calm_requests: list[tuple[str, str]] = []  # tenant and request, of those that have ended
-        targets = ",".join(f"conductor-{n}:1" for n in range(self.shape.conductors))
-        self.config = config_of(targets, ",".join(self.masters_targets))
+        targets = ",".join(self.conductor_targets)
+        self.config = config_of(targets, ",".join(self.masters_targets), self.shape.conductors_elect)
         self.prompts = [f"p{n}" for n in range(8)]
         self._prompt_keys = {name: self._drawn_keys(name) for name in self.prompts}
         self.known_keys = sorted({*self.keys, *(key for keys in self._prompt_keys.values() for key in keys)})
@@ -175,7 +185,7 @@ class World:
         """Start conductors, engines with their workers, and gateways, where the seed has them."""
         if not self.shape.serving:
             return
-        for target in self.config.cluster.conductor_target.split(","):
+        for target in self.conductor_targets:
             self.conductors[target] = SimConductor(self, target)
         for n, engine in enumerate(self.roles):
             self.engines[engine] = SimEngine(self, engine)
@@ -199,6 +209,8 @@ class World:
     def begin(self, name: str) -> Process:
         """A process begins."""
         process = self.processes[name] = Process(self.loop, name)
+        if name in self.candidates:
+            process.rate = self.rng.uniform(1 - elections.DRIFT_MAX, 1 + elections.DRIFT_MAX)
         self.trace.note(self.clock.now_s(), "begin", name)
         return process
 
@@ -207,9 +219,11 @@ class World:
         self.trace.note(self.clock.now_s(), "end", process.name)
         process.kill()
         self.network.reset(process.name)
+        if process.name in self.masters:
+            elections.died(self.masters[process.name].elector)
         node = self.nodes.get(process.name)
         if node is not None:
-            self.ledger.process_died(process.name, () if node.disk else list(node.core.held))
+            self.ledger.process_died(process.name, list(node.core.held), kept=bool(node.disk))
         for each in self.nodes.values():
             each.core.close_lines(process.name)
 
@@ -222,7 +236,7 @@ class World:
 
     def restart(self, name: str) -> None:
         """A new process in the place of one that has died."""
-        if not self.processes[name].dead:
+        if not self.processes[name].dead or name in self.gone:
             return
         if name in self.nodes:
             self.nodes[name].start()
@@ -243,6 +257,12 @@ class World:
         """Everything that has died is started."""
         for name in sorted(self.processes):
             self.restart(name)
+
+    def over(self) -> None:
+        """Let go of what the world has outside of this process's memory."""
+        for master in self.masters.values():
+            elections.died(master.elector)
+        self.elections.close()
 
     def later(self, delay_s: float, call: Callable[[], object]) -> None:
         """Do something after a while."""
@@ -294,6 +314,15 @@ class World:
     ) -> BlockName:
         """See `pool_client.read_block`."""
         return await pool_client.read_block(self, who, node_id, name, timeout_s, incarnation)
+
+    def holds(self, name: str) -> bool:
+        """Whether a candidate leads by its own clock, elected by a third party."""
+        candidate = self.masters.get(name) or self.conductors.get(name)
+        return candidate is not None and candidate.holds
+
+    def living_nodes(self) -> list[SimNode]:
+        """Nodes whose process runs."""
+        return [node for node in self.nodes.values() if node.alive]
 
     # --- what masters believe
 

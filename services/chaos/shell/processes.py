@@ -123,13 +123,14 @@ def flip_bits(pid: int, tries: int, rng: random.Random) -> int:
                 f"The memory of process {pid} cannot be opened: {error.strerror}."
             ) from None
         try:
-            flipped += _flip_file(descriptor, tries, rng)
+            flipped += flip_file(descriptor, tries, rng)
         finally:
             os.close(descriptor)
     return flipped
 
 
-def _flip_file(descriptor: int, tries: int, rng: random.Random) -> int:
+def flip_file(descriptor: int, tries: int, rng: random.Random) -> int:
+    """Change single bits of a file, where it holds something; returns how many."""
     flipped = 0
     pieces = os.fstat(descriptor).st_size // _PIECE_BYTES
     for _ in range(tries if pieces else 0):

@@ -22,7 +22,7 @@ async def run(state: ConductorState, peers: Peers | None, describe: Callable[[],
     while True:
         book, request = state.leadership, pb.AnnounceMemberRequest(member=describe())
         request.member.state = _WORDS.get(book.standing, "seeking")
-        if book.leads:
+        if state.leads:
             request.member.clock_bound_ms = 0
             now_s = state.clock.now_s()
             announce_member.take_in(state, request, now_s)

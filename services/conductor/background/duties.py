@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mooncache.conductor.background import (
     announce,
     check_invariants,
+    elect,
     expire,
     lead,
     look_at_pool,
@@ -30,15 +31,23 @@ from mooncache.conductor.core.members import INTERVAL_S
 from mooncache.conductor.shell.peers import Peers
 from mooncache.conductor.shell.pool_status import PoolStatus
 from mooncache.conductor.state import ConductorState
+from mooncache.coordination import Coordinator
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import Duty
 
 
 def conductor_duties(
-    state: ConductorState, peers: Peers | None, pool: PoolStatus, describe: Callable[[], pb.Member]
+    state: ConductorState,
+    peers: Peers | None,
+    pool: PoolStatus,
+    describe: Callable[[], pb.Member],
+    coordinator: Coordinator | None = None,
 ) -> list[Duty]:
-    """Every duty. peers: the lines to all conductors, None when there is one. describe: this process as it is then."""
+    """Every duty. peers: the lines to all conductors, None when there is one. describe: this process as it is then.
+    coordinator: who elects, None when conductors elect each other."""
     leading = [] if peers is None else [Duty("lead", lambda: lead.run(state, peers), LEAD_PAUSE_S)]
+    if coordinator is not None:
+        leading.append(Duty("elect", lambda: elect.run(state, coordinator), LEAD_PAUSE_S))
     return [
         *leading,
         Duty("announce", lambda: announce.run(state, peers, describe)),

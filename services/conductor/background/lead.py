@@ -40,8 +40,12 @@ async def run(state: ConductorState, peers: Peers) -> None:
         book.tick(now_s)
         if now_s - asked_s > book.takeover_s:
             continue  # this process was stopped meanwhile: what the others said is old
-        own_term = book.term if book.leads else 0
-        verdict = decide(views, own_term, leading=book.leads, patient=book.is_patient(now_s))
+        granted = book.is_granted(now_s) if book.elected else None
+        if book.leads and granted is False:
+            book.seek(now_s)
+            state.announce_leader()
+        own_term, patient = book.term if book.leads else 0, book.is_patient(now_s)
+        verdict = decide(views, own_term, leading=book.leads, patient=patient, granted=granted)
         book.hear(verdict.term)
         if book.has_retired():  # meanwhile
             break
@@ -73,7 +77,6 @@ async def _follow(state: ConductorState, peers: Peers, leader: int, term: int) -
     """Follow one leader until it leads no longer, or does not answer."""
     book = state.leadership
     book.follow(leader, term, state.clock.now_s())
-    state.adopted.take_rest()
     state.announce_leader()
     log.info(Event.CONDUCTOR_FOLLOWS, target=peers.targets[leader], term=term)
     request = pb.FollowConductorRequest(run=state.run, wait_ms=int(book.takeover_s / ASKS * 1e3))
@@ -86,6 +89,7 @@ async def _follow(state: ConductorState, peers: Peers, leader: int, term: int) -
                 STANDINGS.get(answer.role) is not Standing.LEADER
                 or answer.term < book.newest
                 or book.has_retired()
+                or book.is_granted(state.clock.now_s())
             ):
                 break
             book.follow(leader, answer.term, state.clock.now_s())
@@ -110,6 +114,8 @@ async def _follow(state: ConductorState, peers: Peers, leader: int, term: int) -
 
 async def _take_in(state: ConductorState, answer: pb.FollowConductorResponse) -> bool:
     """Take the entries in; False when one of them is of an instance that is not known here."""
+    if STANDINGS.get(answer.role) is Standing.LEADER:
+        state.carried.begin(answer.term, state.core.work.gateway_runs())
     complete = True
     for at, entry in enumerate(answer.entries):
         complete = replay(state, entry, state.clock.now_s()) and complete

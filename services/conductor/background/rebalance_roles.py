@@ -14,7 +14,7 @@ log = get_logger(__name__)
 
 async def run_once(state: ConductorState) -> None:
     """Plan once. Workers get their new role in the answer to their next report; they finish their requests."""
-    if not state.section.rebalance_roles or not state.leadership.leads:
+    if not state.section.rebalance_roles or not state.leads:
         return
     core, now_s = state.core, state.clock.now_s()
     pinned = {instance.info.instance_id for instance in core.registry if instance.role_pinned}

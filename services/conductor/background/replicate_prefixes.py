@@ -18,7 +18,7 @@ async def run_once(state: ConductorState) -> None:
     """Plan once and give the orders to the master. An order that fails is planned again."""
     if (
         state.copies is None
-        or not state.leadership.leads
+        or not state.leads
         or not state.section.replicate_bytes_per_s
         or not state.pool.connected
     ):

@@ -6,6 +6,8 @@ flight and records are right at once.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +30,7 @@ from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.scheduler import Scheduler
 
 OPEN_MAX: Final = 100_000
+ENDED_MAX: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +146,14 @@ def _unseen(request: SchedulingRequest) -> Request:
 
 
 class AdoptedDecisions:
-    """Open decisions of a former leader, by the gateway that asked: those that no gateway knows of are closed."""
+    """Open decisions of a former leader, by the gateway that asked: those that no gateway knows of are closed.
+
+    A gateway's list of its requests under way may be overtaken by word of their ends: those are not adopted.
+    """
 
     def __init__(self) -> None:
         self._gateway_of: dict[str, str] = {}
+        self._ended: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._gateway_of)
@@ -161,6 +168,16 @@ class AdoptedDecisions:
         """It has ended."""
         self._gateway_of.pop(decision_id, None)
 
+    def ended_before(self, decision_id: str) -> None:
+        """A decision that is not known here has ended."""
+        self._ended[decision_id] = None
+        if len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    def has_ended(self, decision_id: str) -> bool:
+        """Whether word of its end came before the decision itself."""
+        return decision_id in self._ended
+
     def unknown_to(self, gateway_id: str, open_ids: frozenset[str]) -> list[str]:
         """Take out the decisions of a gateway; return those that it does not know to be open."""
         mine = [name for name, gateway in self._gateway_of.items() if gateway == gateway_id]
@@ -172,3 +189,43 @@ class AdoptedDecisions:
         """Take all out: their gateways have not been heard of."""
         rest, self._gateway_of = list(self._gateway_of), {}
         return rest
+
+
+class CarriedDecisions:
+    """Open decisions that a standby has from before its leader's term: those that the leader does not know.
+
+    A leader may take in word of an end, and die before a standby has heard of it; a leader that starts anew never hears
+    of that request. So what a gateway names to a new term's leader closes the same here as there: a decision of an
+    older term, made for that process of the gateway, that is not named has ended.
+    """
+
+    def __init__(self) -> None:
+        self._term = 0
+        self._run_of: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._run_of)
+
+    def begin(self, term: int, run_of: Mapping[str, int]) -> None:
+        """A leader's term is followed from now on. run_of: the open decisions, and the process of the gateway of each.
+
+        Nothing of this term may have been heard before; following in it again changes nothing.
+        """
+        if term != self._term:
+            self._term, self._run_of = term, dict(run_of)
+
+    def known_there(self, decision_id: str) -> None:
+        """The leader knows this one, and will say how it ends."""
+        self._run_of.pop(decision_id, None)
+
+    def unnamed(self, term: int, gateway_run: int, open_ids: frozenset[str]) -> list[str]:
+        """Take out the decisions for a gateway's process; return those that it did not name in this term.
+
+        What was named in an older term than the one that is followed says nothing.
+        """
+        if term < self._term or not gateway_run:
+            return []
+        mine = [name for name, run in self._run_of.items() if run == gateway_run]
+        for name in mine:
+            del self._run_of[name]
+        return [name for name in mine if name not in open_ids]

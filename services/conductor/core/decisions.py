@@ -65,6 +65,7 @@ class SchedulingRequest:
     priority: int = 0
     offline: bool = False  # takes what is idle, and has no promise
     pool_tenant: str = ""  # whose blocks the keys name at the pool's nodes; "" = the engines' own
+    gateway_run: int = 0  # number of the process that asks; 0: not said
 
     @property
     def lengths_class(self) -> str:

@@ -1,4 +1,4 @@
-"""Which gateways there are: those that asked for the list of instances lately. For operators; decides nothing."""
+"""Which gateways there are: those that asked for the list of instances lately. For operators, and for their number."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ class Gateways:
         self._known[key] = info, now_s  # the order is that of the last word
         while len(self._known) > COUNT_MAX:
             del self._known[next(iter(self._known))]
+
+    def count(self, now_s: float) -> int:
+        """How many are present."""
+        return sum(now_s - heard_s <= LEASE_S for _, heard_s in self._known.values())
+
+    def names(self, now_s: float) -> set[str]:
+        """Their ids."""
+        return {info.gateway_id for info, heard_s in self._known.values() if now_s - heard_s <= LEASE_S}
 
     def listed(self, now_s: float) -> list[tuple[GatewayInfo, float]]:
         """The present gateways by URL, with the seconds since their last call; the others are forgotten."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, NamedTuple
 
 from mooncache.client.keys import KEY_BYTES
@@ -63,6 +64,8 @@ class _Segment:
     keys: bytes
     model: str
     pool_tenant: str = ""  # whose blocks they are at the nodes
+    begin: int = 0  # place of its first block in prompts
+    parent: int = 0  # name of the segment before it
     copies: int = 1
     ordered_blocks: int = 0  # what there are copies of
     asked_s: float = float("-inf")
@@ -95,6 +98,21 @@ class _Segment:
         return tuple(
             sorted((host for host in busy if busy[host] >= 0.5), key=lambda host: (-busy[host], host))
         )
+
+
+class HotPrefix(NamedTuple):
+    """A segment as operators see it. `reads`: how often lately, a fading count; `parent` 0: none is known."""
+
+    name: int
+    parent: int
+    model: str
+    pool_tenant: str
+    begin: int
+    blocks: int
+    tokens: int
+    reads: float
+    copies: int
+    hosts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +175,7 @@ class HotPrefixes:
         """
         if not self._bytes_per_s:
             return 0
-        wanted = 0
+        wanted = parent = 0
         for begin, end in segments_of(min(blocks, len(keys) // KEY_BYTES)):
             part = keys[begin * KEY_BYTES : end * KEY_BYTES]
             name = _name_of(part)
@@ -165,6 +183,8 @@ class HotPrefixes:
             if segment is None:
                 segment = self._segments[name] = _Segment(part, model, pool_tenant)
                 self._key_bytes += len(part)
+            segment.begin, segment.parent = begin, parent
+            parent = name
             segment.read_from(hosts, now_s)
             self._demand.use(name, (end - begin) * block_tokens, now_s)
             if (
@@ -260,6 +280,36 @@ class HotPrefixes:
             if len(orders) == COPIES_AT_ONCE:
                 break
         return orders
+
+    @property
+    def counts(self) -> bool:
+        """Whether reads are counted at all."""
+        return self._bytes_per_s > 0
+
+    def hottest(self, count: int, now_s: float) -> list[HotPrefix]:
+        """The segments of which most tokens are read, most first."""
+        names = (name for name, _ in self._demand.hottest(len(self._demand), now_s) if name in self._segments)
+        return [self._view(name, now_s) for name in islice(names, count)]
+
+    def find(self, name: int, now_s: float) -> tuple[HotPrefix, bytes] | None:
+        """A segment and the keys of its blocks, of all shards; None when it is forgotten."""
+        segment = self._segments.get(name)
+        return (self._view(name, now_s), segment.leading(len(segment.keys))) if segment is not None else None
+
+    def _view(self, name: int, now_s: float) -> HotPrefix:
+        segment, read = self._segments[name], self._demand.of(name)
+        return HotPrefix(
+            name=name,
+            parent=segment.parent if segment.parent in self._segments else 0,
+            model=segment.model,
+            pool_tenant=segment.pool_tenant,
+            begin=segment.begin,
+            blocks=len(segment.keys) // KEY_BYTES,
+            tokens=read.tokens if read is not None else 0,
+            reads=read.uses_at(now_s) if read is not None else 0.0,
+            copies=segment.copies,
+            hosts=segment.readers(now_s),
+        )
 
     def keys_of(self, name: int) -> bytes:
         """The keys of an order's segment; b"" when it is forgotten."""

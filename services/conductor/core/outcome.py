@@ -76,7 +76,10 @@ class Outcomes:
         self.work, self.in_flight, self.give_ups, self.seen = work, in_flight, give_ups, seen
 
     def take_in(self, decision_id: str, progress: ProgressReport, now_s: float) -> Learned:
-        """Take in what happened. Raises DecisionUnknown for decisions that are not kept."""
+        """Take in what happened, as of `now_s`; a repeat changes nothing.
+
+        Raises DecisionUnknown for decisions that are not kept.
+        """
         active = self.work.get(decision_id)
         record = self.records.find(decision_id)
         if record is None or record.decision_id != decision_id:
@@ -84,6 +87,11 @@ class Outcomes:
                 raise errors.DecisionUnknown(f"decision {decision_id[:64]!r} is not kept; it may be too old")
             # Records are for people and may be dropped while the request runs; what it weighs must still be released.
             record = unkept(active)
+        if progress.sequence:
+            if progress.sequence <= record.report_sequence:
+                return Learned(known=False)
+            record.report_sequence = progress.sequence
+        now_s = max(now_s, record.made_s)
         record.note({**progress.to_json(), "since_decision_ms": round((now_s - record.made_s) * 1e3, 3)})
         if active is None:
             return Learned(known=False)

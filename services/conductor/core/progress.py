@@ -60,6 +60,7 @@ class ProgressReport:
     code: str = ""
     cached_tokens: int | None = None
     prefill_may_follow: bool = False  # of PREFILL_FAILED: another plan is asked for
+    sequence: int = 0  # grows with the reports of a gateway; a repeat has the same; 0: not said
 
     @property
     def prefill(self) -> LegReport | None:

@@ -63,6 +63,7 @@ class DecisionRecord:
     misses: list[MissRange] = field(default_factory=list)
     events: list[bytes] = field(default_factory=list)
     observed: ObservedFields = field(default_factory=ObservedFields)
+    report_sequence: int = 0  # of the newest report that was taken in; what is not newer is a repeat
     decode_cache: tuple[str, CacheReport] | None = None
     """What the worker of the decode instance (by name) passed on of the leg that answered."""
 

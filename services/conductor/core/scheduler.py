@@ -447,6 +447,7 @@ class Scheduler:
                 awaits=choice.awaited.decision_id if choice.awaited is not None else "",
                 computing=decision.computing(block_tokens),
                 decoding=decision.decoding(block_tokens, int(policy_request.local[choice.decode])),
+                gateway_run=request.gateway_run,
             )
         )
         if choice.prefix_tokens < policy_request.cacheable_tokens:

@@ -8,25 +8,12 @@ wait by so much. What an engine did not say is shown as unknown, not as computin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from typing import NamedTuple
 
 from mooncache.conductor.core.progress import Phase
 from mooncache.conductor.core.record_fields import EventFields, LegFields, ObservedFields
 from mooncache.kvcache.leg_hint import LegRole
-
-
-class SpanPart(StrEnum):
-    """What a leg does during a span."""
-
-    PLAN = "plan"
-    """The gateway reads the request and asks where it goes."""
-    WAIT = "wait"
-    LOAD = "load"
-    QUEUE = "queue"
-    COMPUTE = "compute"
-    GENERATE = "generate"
-    UNKNOWN = "unknown"
+from mooncache.kvcache.span_part import SpanPart
 
 
 class LegSpan(NamedTuple):

@@ -66,6 +66,7 @@ class Active:
     )
     nodes: NodesByHost = field(default_factory=dict)  # store nodes by host, as they were
     successor: str = ""  # the decision that took over its decode leg
+    gateway_run: int = 0  # number of the gateway's process that asked, 0 when it did not say
 
 
 class WorkBook:
@@ -146,6 +147,18 @@ class WorkBook:
                 break
             found.append(decision_id)
         return found
+
+    def gateway_runs(self) -> dict[str, int]:
+        """Each active decision, and the process of the gateway for which it was made."""
+        return {decision_id: active.gateway_run for decision_id, active in self._active.items()}
+
+    def unnamed(self, gateway_run: int, named: frozenset[str], before_s: float) -> list[str]:
+        """Decisions for a gateway's process that were assigned before `before_s` and that it does not name."""
+        return [
+            decision_id
+            for decision_id in self.expired(before_s)
+            if self._active[decision_id].gateway_run == gateway_run and decision_id not in named
+        ]
 
     def touching(self, instance_id: str) -> list[Active]:
         """Active requests with a leg on the instance, the oldest first."""

@@ -55,7 +55,7 @@ def take_in(state: ConductorState, request: pb.ReportInstanceRequest, now_s: flo
             )
         except ValueError as full:
             raise errors.LimitExceeded(f"the index of caches is full: {full}") from full
-        if state.leadership.leads:
+        if state.leads:
             state.instruments.cache_reports.labels(update).inc()
         if update is CacheUpdate.GAP:
             log.info(Event.CACHE_REPORT_GAP, instance_id=request.instance_id, sequence=changes.sequence)
@@ -71,5 +71,5 @@ def _take_legs(state: ConductorState, request: pb.ReportInstanceRequest, now_s: 
         learned = state.core.outcomes.leg_ended(
             leg.decision_id, request.instance_id, cache_of(leg.cache), now_s
         )
-        if learned is not None and state.leadership.leads:
+        if learned is not None and state.leads:
             state.instruments.learned("leg_ended", learned)

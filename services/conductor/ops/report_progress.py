@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from mooncache import errors
 from mooncache.client.keys import KEY_BYTES, count_keys
-from mooncache.conductor.config import REPORTS_MAX
+from mooncache.conductor.config import NAME_CHARS_MAX, REPORTS_MAX
 from mooncache.conductor.core.hot_prefixes import SHARD_KEYS_MAX
 from mooncache.conductor.messages import progress_of
 from mooncache.conductor.state import ConductorState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CallContext
 
+_WAITED_MAX_S: Final = 86_400.0
+_ENDS: Final = frozenset(
+    {pb.REQUEST_PHASE_FINISHED, pb.REQUEST_PHASE_FAILED, pb.REQUEST_PHASE_ABORTED},
+)
+
 
 async def handle(
     state: ConductorState, request: pb.ReportProgressRequest, context: CallContext
 ) -> pb.ReportProgressResponse:
-    """Take it in with all that follow; repeats are harmless.
+    """Take it in with all that follow, each as of when it was made; repeats change nothing.
 
     Raises:
         NotLeader: another conductor leads; none is taken in.
@@ -29,9 +35,15 @@ async def handle(
     state.leadership.require(request.known_term, context.now_s)
     wrong: errors.MooncacheError | None = None
     for report in (request, *request.more):
+        at_s = context.now_s - min(report.waited_ms / 1e3, _WAITED_MAX_S)
         try:
-            take_in(state, report, context.now_s)
-            state.note(partial(_alone, report))
+            take_in(state, report, at_s)
+            state.note(partial(_alone, report), at_s)
+        except errors.DecisionUnknown as error:
+            if report.phase in _ENDS:
+                state.adopted.ended_before(report.decision_id[:NAME_CHARS_MAX])
+                state.note(partial(_alone, report), at_s)  # a standby that led before may count it
+            wrong = wrong or error
         except errors.MooncacheError as error:
             wrong = wrong or error
     state.give_up()
@@ -55,7 +67,7 @@ def take_in(state: ConductorState, report: pb.ReportProgressRequest, now_s: floa
     learned = state.core.report_progress(report.decision_id, progress, now_s)
     if learned.ended:
         state.adopted.ended(report.decision_id)
-    if state.leadership.leads:  # standbys take in the same, and count nothing twice
+    if state.leads:  # standbys take in the same, and count nothing twice
         state.instruments.learned(progress.phase, learned)
     if learned.learn is not None:
         state.remember_later(learned.learn)

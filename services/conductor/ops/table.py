@@ -8,7 +8,9 @@ from mooncache.conductor.ops import (
     follow_conductor,
     get_conductor_status,
     get_decision,
+    lease_limits,
     list_decisions,
+    list_hot_prefixes,
     list_instances,
     list_members,
     register_instance,
@@ -39,6 +41,8 @@ ADMIN_ONLY = (
     "ResumeRequests",
     "AnnounceMember",
     "ListMembers",
+    "LeaseLimits",
+    "ListHotPrefixes",
 )
 
 
@@ -60,5 +64,7 @@ def conductor_table(state: ConductorState) -> RpcTable:
         "ResumeRequests": resume_requests.handle,
         "AnnounceMember": announce_member.handle,
         "ListMembers": list_members.handle,
+        "LeaseLimits": lease_limits.handle,
+        "ListHotPrefixes": list_hot_prefixes.handle,
     }
     return RpcTable(CONDUCTOR_SERVICE, state, handlers, admin_only=ADMIN_ONLY)

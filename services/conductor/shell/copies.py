@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
+from mooncache.auth import TokenSource
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.config import Config
 from mooncache.proto.v1 import master_pb2
@@ -23,7 +24,7 @@ _ATTEMPT_S = 2.0
 class Copies:
     """A line to the master, opened with the first order."""
 
-    def __init__(self, config: Config, token: str, clock: Clock) -> None:
+    def __init__(self, config: Config, token: str | TokenSource, clock: Clock) -> None:
         self._config = config
         self._token = token
         self._clock = clock

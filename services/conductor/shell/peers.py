@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from mooncache.auth import TokenSource
 from mooncache.conductor.core.leadership import NO_ANSWER, NOT_THERE, PeerView, Standing
 from mooncache.conductor.messages import STANDINGS
 from mooncache.config import Config
@@ -23,7 +24,7 @@ ANNOUNCE_S: Final = 2.0
 class Peers:
     """One channel to each conductor, in the order in which they are configured."""
 
-    def __init__(self, targets: Sequence[str], token: str, config: Config) -> None:
+    def __init__(self, targets: Sequence[str], token: str | TokenSource, config: Config) -> None:
         credentials = tls.channel_credentials(config.tls)
         self.targets = tuple(targets)
         self._channels: list[Channel] = [

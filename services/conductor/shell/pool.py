@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from mooncache.auth import parse_token, session_token
+from mooncache.auth import TokenSource, parse_token, session_token, text_of
 from mooncache.client.aio import AsyncClient
 from mooncache.client.results import BlockTier, MapNodeState, MatchResult, NodeView, Prefetched
 from mooncache.conductor.core.decisions import PoolAnswer, PoolState
@@ -60,14 +60,14 @@ class StoreClient(Protocol):
 class TenantStoreClients:
     """Clients that see one tenant's blocks each; those that were used last are kept."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str | TokenSource) -> None:
         self._token = token
         self._known: OrderedDict[str, tuple[str, StoreClient]] = OrderedDict()  # longest unused first
         self._closing: set[asyncio.Task[None]] = set()
 
     def client(self, parent: StoreClient, tenant: str, unix_s: float) -> StoreClient:
         """The tenant's client, with a session token that is good for a while. Raises InvalidArgument."""
-        session = session_token(parse_token(self._token), tenant, unix_s).text
+        session = session_token(parse_token(text_of(self._token)), tenant, unix_s).text
         known = self._known.pop(tenant, None)
         if known is None or known[0] != session:
             self._end_later(known)
@@ -103,12 +103,11 @@ class PoolLookup:
     def __init__(
         self,
         config: Config,
-        token: str,
+        token: str | TokenSource,
         clock: Clock,
         make_client: Callable[[], Awaitable[StoreClient]] | None = None,
     ) -> None:
         self._config = config
-        self._token = token
         self._tenants = TenantStoreClients(token)
         self._clock = clock
         self._make_client = make_client or self._connect
@@ -235,7 +234,7 @@ class PoolLookup:
         return await AsyncClient.connect(
             self._config.cluster.master_targets,
             threads=_THREADS,
-            token=self._token,
+            token_file=str(self._config.cluster.token_path),  # followed
             config=self._config,
             connect_timeout_s=_CONNECT_TIMEOUT_S,
             client_name="mooncache-conductor",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from mooncache.auth import TokenSource
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.config import Config
 from mooncache.proto.v1 import master_pb2
@@ -21,7 +22,7 @@ _ATTEMPT_S: Final = 1.0
 class PoolStatus:
     """Asks the masters in turn; opened with the first question."""
 
-    def __init__(self, config: Config, token: str, clock: Clock, rng: random.Random) -> None:
+    def __init__(self, config: Config, token: str | TokenSource, clock: Clock, rng: random.Random) -> None:
         self._config, self._token, self._clock, self._rng = config, token, clock, rng
         self._link: MasterLink | None = None
 

@@ -11,7 +11,6 @@ from typing import Final
 from mooncache.client.keys import count_keys
 from mooncache.conductor.config import KEYS_MAX, NAME_CHARS_MAX, TEXT_CHARS_MAX
 from mooncache.conductor.core.adoption import adopt
-from mooncache.conductor.core.records import DecisionState
 from mooncache.conductor.core.seen import MissRange, MissReason
 from mooncache.conductor.messages import gateway_of, made_decision_of
 from mooncache.conductor.ops import (
@@ -19,6 +18,7 @@ from mooncache.conductor.ops import (
     register_instance,
     report_instance,
     report_progress,
+    resume_requests,
     schedule,
 )
 from mooncache.conductor.state import ConductorState
@@ -75,13 +75,16 @@ def _take_in(state: ConductorState, entry: pb.JournalEntry, what: str | None, at
         case "member":
             announce_member.take_in(state, entry.member, at_s)
         case "lost_decision_id":
-            state.core.close(entry.lost_decision_id, DecisionState.LOST, at_s)
+            resume_requests.close_as_standby(state, entry.lost_decision_id, at_s)
+        case "named":
+            resume_requests.close_unnamed(state, entry.named, at_s)
         case _:
             pass  # of a newer version
 
 
 def _decided(state: ConductorState, message: pb.DecidedRequest, at_s: float) -> None:
     made = made_decision_of(message)
+    state.carried.known_there(made.decision_id)
     wall_s = state.clock.wall_s() - (state.clock.now_s() - at_s)
     if adopt(state.core, made, at_s, wall_s):
         state.adopted.add(made.decision_id, message.request.gateway_id[:NAME_CHARS_MAX])

@@ -26,7 +26,8 @@ from mooncache.plan.core import decode as decoding
 from mooncache.plan.core import prefill as prefilling
 from mooncache.plan.core.machine import Floats, InstanceType
 from mooncache.plan.core.reuse import ReuseDistances
-from mooncache.plan.core.spec import GB, Arrangement, Dram, Nic, SloSpec, Ssd
+from mooncache.plan.core.spec import GB, Arrangement, SloSpec
+from mooncache.prices.core.hardware import Dram, Nic, Ssd
 
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]

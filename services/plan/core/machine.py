@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from mooncache.conductor.core.policy.pipeline import CHUNK_OVERHEAD_S, CHUNKS_TOKENS
 from mooncache.errors import ModelDoesNotFit
-from mooncache.plan.core.spec import GB, GpuNode
+from mooncache.plan.core.spec import GB
+from mooncache.prices.core.hardware import GpuNode
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 from mooncache.plan.core.estimate import Estimator, Layout
 from mooncache.plan.core.spec import Spec
-
-HOUR_S = 3600.0
-MILLION = 1e6
+from mooncache.prices.core.price_book import HOUR_S, MILLION, per_million
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,3 @@ def token_prices(spec: Spec, layout: Layout, estimator: Estimator) -> TokenPrice
         output=per_million(output_part, float(answers.sum()) / hours),
         all=total / (float(tokens.sum() + answers.sum()) / hours) * MILLION,
     )
-
-
-def per_million(cost: float, tokens: float) -> float | None:
-    """Price of a million tokens of which `tokens` cost `cost`; None without tokens."""
-    return cost / tokens * MILLION if tokens > 0 else None

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mooncache.plan.core.price_book import HOURS_PER_MONTH, PriceBook
-from mooncache.plan.core.prices import HOUR_S, per_million
-from mooncache.plan.core.request_cost import RequestCost
+from mooncache.prices.core.price_book import HOUR_S, HOURS_PER_MONTH, PriceBook, per_million
+from mooncache.prices.core.request_cost import RequestCost
 
 GB: Final = 1e9
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mooncache.conductor.core.spans import SpanPart
 from mooncache.kvcache.leg_hint import LegRole
-from mooncache.plan.core.price_book import EngineHour, PriceBook
+from mooncache.kvcache.span_part import SpanPart
+from mooncache.prices.core.price_book import EngineHour, PriceBook
 
 _HOUR_S: Final = 3600.0
 _DISKS: Final = frozenset({"ssd", "shared"})

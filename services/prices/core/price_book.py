@@ -12,10 +12,11 @@ from typing import Final, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from mooncache.plan.core.spec import OPTIONS_MAX, CostSpec, Dram, GpuNode, Nic, Ssd, Table
+from mooncache.prices.core.hardware import OPTIONS_MAX, CostSpec, Dram, GpuNode, Nic, Ssd, Table, TokenTariff
 
 HOURS_PER_MONTH: Final = 730.0
-_HOUR_S: Final = 3600.0
+HOUR_S: Final = 3600.0
+MILLION: Final = 1e6
 _GB: Final = 1e9
 
 
@@ -75,7 +76,7 @@ class PriceBook(Table):
         if not self.nic:
             return None
         nic = self.nic[0]
-        return nic.price_per_hour / (nic.bytes_per_s * _HOUR_S / _GB)
+        return nic.price_per_hour / (nic.bytes_per_s * HOUR_S / _GB)
 
     def engine_hour(self, engine: PricedEngine) -> EngineHour:
         """The price of one instance for an hour."""
@@ -85,6 +86,13 @@ class PriceBook(Table):
         if engine.engine == "hf":
             return self._processors(assumed=True)
         return self._gpus(engine.ranks or 1, "")._replace(assumed=engine.ranks is None)
+
+    def token_prices(self, model: str, work_class: str) -> TokenTariff:
+        """What tenants pay for tokens of a model and class; without a rule none has a price."""
+        for rule in self.cost.tokens:
+            if rule.work_class in ("any", work_class) and fnmatchcase(model, rule.models):
+                return rule
+        return TokenTariff()
 
     def holes(self) -> list[str]:
         """What has no price, a sentence each."""
@@ -119,3 +127,8 @@ class PriceBook(Table):
 def _gb_hour(options: Sequence[Dram | Ssd]) -> float | None:
     option = next((option for option in options if not option.is_none), None)
     return option.price_per_hour / option.gb if option is not None else None
+
+
+def per_million(cost: float, tokens: float) -> float | None:
+    """Price of a million tokens of which `tokens` cost `cost`; None without tokens."""
+    return cost / tokens * MILLION if tokens > 0 else None

@@ -1,0 +1,1 @@
+"""Prices and what things cost by them, from values alone."""
