@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from mooncache.errors import ConfigInvalid
 
@@ -30,6 +30,25 @@ class DatabaseFormat:
     version: int
     schema: str
     journal: str = "DELETE"
+
+
+class AccountFile:
+    """A file that is open. Use as `with ... as store`; all methods of what derives from it block for a moment."""
+
+    def __init__(self, path: Path, form: DatabaseFormat, *, create: bool) -> None:
+        """Raises ConfigInvalid."""
+        self.path = path
+        self._database = open_database(path, form, create=create)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Harmless to repeat."""
+        self._database.close()
 
 
 def open_database(path: Path, form: DatabaseFormat, *, create: bool) -> sqlite3.Connection:

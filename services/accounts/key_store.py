@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
 from mooncache.accounts.core.api_key import ApiKeyRecord, is_key_id, scopes_of
-from mooncache.accounts.database import DatabaseFormat, open_database, transaction, translated
+from mooncache.accounts.database import AccountFile, DatabaseFormat, transaction, translated
 from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded, NotFound
 
 FILE_NAME: Final = "keys.sqlite"
@@ -43,23 +43,12 @@ KeyFileStamp = tuple[int, int, int, bytes]
 """Equal as long as nothing was written to the file."""
 
 
-class KeyStore:
+class KeyStore(AccountFile):
     """The file of keys in a folder. Use as `with KeyStore(folder) as store`; all methods block for a moment."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         """Raises ConfigInvalid."""
-        self.path = folder / FILE_NAME
-        self._database = open_database(self.path, _FORMAT, create=create)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Harmless to repeat."""
-        self._database.close()
+        super().__init__(folder / FILE_NAME, _FORMAT, create=create)
 
     def add(self, record: ApiKeyRecord) -> None:
         """Keep a new key. Raises InvalidArgument, LimitExceeded."""
@@ -116,16 +105,16 @@ class KeyStore:
             raise ConfigInvalid(f"{_WHAT} {self.path} has a row that is no key: {error}") from None
 
 
-def stamp_of(folder: Path) -> KeyFileStamp | None:
-    """What to compare to see whether keys changed, without a lock; None: there is no file. Raises ConfigInvalid."""
-    path = folder / FILE_NAME
+def stamp_of(folder: Path, file_name: str = FILE_NAME, what: str = _WHAT) -> KeyFileStamp | None:
+    """What to compare to see whether a file changed, without a lock; None: there is no file. Raises ConfigInvalid."""
+    path = folder / file_name
     try:
         with path.open("rb") as opened:
             status, header = path.stat(), opened.read(_HEADER_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigInvalid(f"{_WHAT} {path} cannot be read: {error.strerror}.") from None
+        raise ConfigInvalid(f"{what} {path} cannot be read: {error.strerror}.") from None
     return status.st_ino, status.st_size, status.st_mtime_ns, header[_COUNTER_AT:]
 
 

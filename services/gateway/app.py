@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final
 
-import structlog
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -31,16 +30,20 @@ from mooncache.gateway.console.headers import HEADERS
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.cors import cors_headers
 from mooncache.gateway.core.faults import EndCode, Fault, Refusal
-from mooncache.gateway.core.rate_limit import RateLimit
+from mooncache.gateway.core.rate_limit import RateLimit, RateLimits
+from mooncache.gateway.core.tenant_slices import rates_of
 from mooncache.gateway.endpoints import (
     agreement,
     batch,
     batches,
     completions,
+    console_act,
+    console_configuration,
     console_decision,
     console_live,
     console_page,
     console_session,
+    console_usage,
     embeddings,
     file,
     file_content,
@@ -51,6 +54,8 @@ from mooncache.gateway.endpoints import (
     models,
     not_found,
     openapi,
+    tokens,
+    usage,
 )
 from mooncache.gateway.shell.exchange import ClientGone, Exchange, Receive, Scope, Send
 from mooncache.gateway.state import GatewayState
@@ -58,6 +63,7 @@ from mooncache.runtime import tracing
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import observe
+from mooncache.runtime.plain_structlog import structlog
 from mooncache.runtime.run_op import clean_request_id
 
 PathHandler = Callable[[GatewayState, Exchange], Awaitable[None]]
@@ -70,6 +76,7 @@ _LIST = (*READ_METHODS, "POST")
 _ANY = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 _INFERENCE: Final = frozenset({KeyScope.INFERENCE})
 _BATCHES: Final = frozenset({KeyScope.BATCHES})
+_USAGE: Final = frozenset({KeyScope.USAGE})
 _METRICS: Final = frozenset({KeyScope.METRICS})
 _CLUSTER_ONLY: Final[frozenset[KeyScope]] = frozenset()
 
@@ -116,6 +123,7 @@ def build_app(state: GatewayState) -> Starlette:
         ),
         ("/v1/models", Endpoint(state, "models", models.handle, scopes=ALL_SCOPES)),
         ("/v1/models/{model:path}", Endpoint(state, "model", model.handle, scopes=ALL_SCOPES)),
+        ("/v1/usage", Endpoint(state, "usage", usage.handle, scopes=_USAGE)),
         ("/health", Endpoint(state, "health", health.handle, access=Access.OPEN)),
         (
             "/metrics",
@@ -131,6 +139,10 @@ def build_app(state: GatewayState) -> Starlette:
                 access=Access.ADMIN,
                 scopes=_CLUSTER_ONLY,
             ),
+        ),
+        (
+            "/tokens",
+            Endpoint(state, "tokens", tokens.handle, access=Access.ADMIN, scopes=_CLUSTER_ONLY),
         ),
         ("/openapi.json", Endpoint(state, "openapi", openapi.handle, access=Access.OPEN)),
     ]
@@ -155,6 +167,9 @@ def _console_endpoints(state: GatewayState) -> list[tuple[str, Endpoint]]:
         ("/console/static/{name}", "console_page", console_page.handle, READ_METHODS),
         ("/console/session", "console_session", console_session.handle, session_methods),
         ("/console/live", "console_live", console_live.handle, ("GET",)),
+        ("/console/usage", "console_usage", console_usage.handle, READ_METHODS),
+        ("/console/act", "console_act", console_act.handle, _POST),
+        ("/console/configuration", "console_configuration", console_configuration.handle, READ_METHODS),
         ("/console/decision", "console_decision", console_decision.handle, READ_METHODS),
     )
     return [
@@ -296,10 +311,22 @@ class Endpoint:
     async def _served(self, exchange: Exchange) -> None:
         state = self._state
         if self._limited:
+            await self._wait_for_limits(exchange)
             self._admit(exchange)
             while not state.fleet.known and state.clock.now_s() < state.waits_until_s:
                 await state.clock.sleep(_LOOK_S)
         await self._handle(state, exchange)
+
+    async def _wait_for_limits(self, exchange: Exchange) -> None:
+        """Wait until this gateway has heard what the tenant may use here; other gateways serve it, too."""
+        state, caller = self._state, exchange.require_caller()
+        if caller.admin or not state.limiter.is_shared:
+            return
+        for holder, limits in caller.holders:
+            asked = rates_of(limits)
+            if limits.requests_under_way:
+                asked[RateLimit.CONCURRENCY] = limits.requests_under_way
+            await state.limit_turns.wait(state.limiter, holder, asked, state.clock)
 
     def _admit(self, exchange: Exchange) -> None:
         state, caller = self._state, exchange.require_caller()
@@ -309,42 +336,48 @@ class Endpoint:
         if state.active_count > limit:
             raise LimitExceeded("The gateway has reached its limit of running requests.")
         self._enter(exchange)
-        verdict = state.limiter.ask(caller.tenant, caller.limits, state.clock.now_s())
+        holders = caller.holders
+        for holder, limits in holders[:-1]:  # only looked at: what refuses later must cost none of them
+            self._rate(exchange, holder, limits, counts=False)
+        for holder, limits in reversed(holders):
+            self._rate(exchange, holder, limits)
+
+    def _rate(self, exchange: Exchange, holder: str, limits: RateLimits, *, counts: bool = True) -> None:
+        """One more request of a holder, or the refusal for its limits per minute. Raises Refusal."""
+        state = self._state
+        verdict = state.limiter.ask(holder, limits, state.clock.now_s(), counts=counts)
         for kind, most, left in (
-            (RateLimit.REQUESTS, caller.limits.requests_per_minute, verdict.remaining_requests),
-            (RateLimit.TOKENS, caller.limits.tokens_per_minute, verdict.remaining_tokens),
+            (RateLimit.REQUESTS, limits.requests_per_minute, verdict.remaining_requests),
+            (RateLimit.TOKENS, limits.tokens_per_minute, verdict.remaining_tokens),
         ):
             if most:
                 exchange.reply_headers[f"x-ratelimit-limit-{kind}"] = f"{most:.0f}"
                 exchange.reply_headers[f"x-ratelimit-remaining-{kind}"] = f"{int(left)}"
         if verdict.limit is not None:
             state.stats.rate_limited.labels(verdict.limit).inc()
-            text = (
-                f"Rate limit reached: {verdict.limit} per minute. Please try again in {verdict.wait_s:.1f} s."
-            )
+            text = state.limiter.refusal(holder, verdict, limits)
             raise faults.refuse(RateLimited(text), retry_after_s=verdict.wait_s)
 
     def _enter(self, exchange: Exchange) -> None:
-        """Count the request for its tenant; the holder of the cluster token has no limit. Raises LimitExceeded."""
+        """Count the request for its holders; the cluster token has no limit. Raises LimitExceeded."""
         state, caller = self._state, exchange.require_caller()
-        limit = state.config.gateway.tenant_request_count_max
-        count = state.tenant_counts.get(caller.tenant, 0)
-        if count >= limit and not caller.admin:
-            state.stats.rate_limited.labels(RateLimit.CONCURRENCY).inc()
-            raise LimitExceeded(
-                f"{limit} of your requests are running, which is the limit. Send the next when one has ended."
-            )
-        state.tenant_counts[caller.tenant] = count + 1
-        exchange.entered = True
+        counts, now_s = state.tenant_counts, state.clock.now_s()
+        for holder, limits in caller.holders:
+            limit, count = limits.requests_under_way, counts.get(holder, 0)
+            if limit and not caller.admin and count >= state.limiter.running_max(holder, limit, now_s):
+                state.stats.rate_limited.labels(RateLimit.CONCURRENCY).inc()
+                state.limiter.refuse(holder, RateLimit.CONCURRENCY)
+                raise LimitExceeded(state.limiter.full(holder, limit, now_s))
+            counts[holder] = count + 1
+            exchange.entered.append(holder)
         exchange.body_budget = state.bodies
 
     def _leave(self, exchange: Exchange) -> None:
-        if not exchange.entered or exchange.caller is None:
-            return
-        counts, tenant = self._state.tenant_counts, exchange.caller.tenant
-        counts[tenant] -= 1
-        if not counts[tenant]:
-            del counts[tenant]
+        counts = self._state.tenant_counts
+        for holder in exchange.entered:
+            counts[holder] -= 1
+            if not counts[holder]:
+                del counts[holder]
 
     async def _answer(self, exchange: Exchange, fault: Fault) -> str:
         """Send an error: as an answer, or as the last event of a stream that has begun."""

@@ -1,4 +1,4 @@
-"""What a gateway counts. Labels come from fixed sets; nothing here names a tenant or a request."""
+"""What a gateway counts. Labels come from fixed sets, but for the tenants that use most; nothing names a request."""
 
 from __future__ import annotations
 
@@ -69,18 +69,30 @@ class GatewayMetrics:
         self.rate_limited = metrics.counter("rate_limited", "Requests over a tenant's limit.", ("limit",))
         self.aborted = metrics.counter("aborted", "Requests whose client disconnected.")
         self.events = metrics.counter("stream_events", "Events relayed to clients.")
-        self.updates_dropped = metrics.counter(
-            "updates_dropped", "Reports to the conductor that were dropped."
-        )
         self.capture_rows = metrics.counter("capture_rows", "Requests written to the captured trace.")
         self.capture_dropped = metrics.counter(
             "capture_dropped", "Requests left out of the captured trace.", ("reason",)
         )
+        self._add_reports(metrics)
         self._add_batches(metrics)
         self._add_console(metrics)
+        self._add_usage(metrics)
         self.requests_open = metrics.gauge("requests_open", "Requests under way.")
         self.body_bytes_open = metrics.gauge("body_bytes_open", "Bytes of request bodies that are held.")
         self.streams_open = metrics.gauge("streams_open", "Streams under way.")
+
+    def _add_reports(self, metrics: Metrics) -> None:
+        """Reports to the conductor."""
+        self.updates_dropped = metrics.counter(
+            "updates_dropped",
+            "Reports to the conductor that were dropped: too many waited, or it refused them.",
+        )
+        self.updates_resent = metrics.counter(
+            "updates_resent", "Reports to the conductor that were sent again, each time."
+        )
+        self.updates_waiting = metrics.gauge(
+            "updates_waiting", "Reports that the conductor has not acknowledged yet."
+        )
 
     def _add_batches(self, metrics: Metrics) -> None:
         """Work that may wait."""
@@ -97,6 +109,39 @@ class GatewayMetrics:
         self.offline_open = metrics.gauge(
             "offline_requests_open", "Requests of batches under way, with those that wait for something idle."
         )
+
+    def _add_usage(self, metrics: Metrics) -> None:
+        """What tenants use. The label `tenant` is one of a few that use most, or _other."""
+        self.tenant_requests = metrics.counter(
+            "tenant_requests",
+            "Metered requests of the tenants that use most, by outcome: answered, failed, cancelled.",
+            ("tenant", "outcome"),
+        )
+        self.tenant_tokens = metrics.counter(
+            "tenant_tokens",
+            "Metered tokens of the tenants that use most, by kind: computed, cached, output.",
+            ("tenant", "kind"),
+        )
+        self.usage_rows_unwritten = metrics.gauge(
+            "usage_rows_unwritten", "Rows of usage that wait to be written to the file of usage."
+        )
+        self.usage_folded = metrics.gauge(
+            "usage_folded_requests", "Requests metered under _other because too many rows of usage waited."
+        )
+
+        self.budgets_near = metrics.gauge(
+            "budgets_near", "Budgets of tenants and keys of which 80 % are spent in this month, or more."
+        )
+        self.budgets_spent = metrics.gauge(
+            "budgets_spent", "Budgets of tenants and keys that are spent in this month."
+        )
+
+    def forget_tenant(self, tenant: str) -> None:
+        """The tenant is one of the others from now on."""
+        for outcome in ("answered", "failed", "cancelled"):
+            self.tenant_requests.remove(tenant, outcome)
+        for kind in ("computed", "cached", "output"):
+            self.tenant_tokens.remove(tenant, kind)
 
     def _add_console(self, metrics: Metrics) -> None:
         """Pages for operators."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
+import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,23 +21,38 @@ from mooncache.auth import engine_key
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.members import Announcer, this_process
 from mooncache.config import Config
-from mooncache.errors import ConfigInvalid
+from mooncache.errors import ConfigInvalid, MooncacheError
 from mooncache.gateway.app import build_app
-from mooncache.gateway.background import delete_old_files, reload_keys, run_batches, watch_instances
+from mooncache.gateway.background import (
+    close_lost_plans,
+    delete_old_files,
+    flush_spending,
+    flush_usage,
+    lease_limits,
+    reload_keys,
+    run_batches,
+    watch_instances,
+)
 from mooncache.gateway.console.console import Console
 from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
-from mooncache.gateway.core.rate_limit import RateLimits
+from mooncache.gateway.core.rate_limit import default_limits
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.batch_store import BatchStore
 from mooncache.gateway.shell.capture import Capture
-from mooncache.gateway.shell.conductor import REPORT_LANES, Conductor
+from mooncache.gateway.shell.conductor import Conductor
 from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.http_protocol import GuardedProtocol
 from mooncache.gateway.shell.keyring import Keyring
+from mooncache.gateway.shell.meter import UsageMeter
 from mooncache.gateway.shell.preparing import Preparing
+from mooncache.gateway.shell.report_lanes import LANES
+from mooncache.gateway.shell.spending_file import SpendingFile
 from mooncache.gateway.shell.tokenizers import Tokenizers
+from mooncache.gateway.shell.usage_reader import UsageReader
 from mooncache.gateway.state import GatewayState
+from mooncache.prices.core.price_book import PriceBook
+from mooncache.prices.loading import read_prices
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.duties import Duty
 from mooncache.runtime.grpc_server import address
@@ -51,6 +68,10 @@ _BACKLOG = 2048
 _RELOAD_S = 1.0
 _OLD_FILES_S = 60.0
 _FLUSH_S = 1.0
+_USAGE_S = 5.0
+_SPENDING_S = 1.0
+_LAST_USAGE_S = 6.0  # longer than SQLite waits for another writer
+_WRITER_BYTES = 16
 _ABORT_S = 2
 _LOOK_S = 0.05
 _FIRST_LIST_S = 10.0
@@ -127,11 +148,10 @@ class GatewayService(Service):
 
     async def build(self) -> RpcTable | None:
         config, gateway = self.config, self.config.gateway
-        defaults = RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute)
         keyring = Keyring(
             self.authenticator,
             gateway.keys_file,
-            defaults,
+            default_limits(gateway),
             config.cluster.accounts_path,
             self.clock.wall_s,
         )
@@ -139,11 +159,14 @@ class GatewayService(Service):
         batches = None
         if gateway.batch_dir is not None and self.serves_http:
             batches = await asyncio.to_thread(BatchStore, gateway.batch_dir)
+        book = None
+        if gateway.price_file is not None:
+            book = await asyncio.to_thread(read_prices, gateway.price_file)
         stats, fleet = GatewayMetrics(self.metrics), FleetView()
-        link = ConductorLink(config.cluster.conductor_target, self.token.text, config)
+        link = ConductorLink(config.cluster.conductor_target, self.tokens, config)
         self._announcer = Announcer(link, self.clock, self._member)
         engines = Engines(
-            engine_key(self.token),
+            self._engine_keys,
             _CONNECT_TIMEOUT_S,
             http_client_context(config.tls),
             config.tls.server_name,
@@ -152,11 +175,11 @@ class GatewayService(Service):
         self._state = GatewayState(
             config=config,
             clock=self.clock,
-            token=self.token,
+            tokens=self.tokens,
             metrics=self.metrics,
             stats=stats,
             keyring=keyring,
-            conductor=Conductor(link, self.clock, stats, fleet),
+            conductor=Conductor(link, self.clock, stats, fleet, random.Random()),
             fleet=fleet,
             engines=engines,
             preparing=Preparing(
@@ -165,9 +188,10 @@ class GatewayService(Service):
                 cache_bytes=_TOKENIZER_CACHE_BYTES // 2 // _BODY_PROCESSES,
             ),
             batches=batches,
+            usage=UsageReader(config.cluster.accounts_path, book),
             bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
             tokenizers=Tokenizers(
-                self.token,
+                lambda: self.tokens.salts,
                 self.clock,
                 stats,
                 # Half of it is for the processes that read large bodies.
@@ -178,8 +202,9 @@ class GatewayService(Service):
             ),
         )
         state = self._state
+        await self._open_accounts(state, book)
         if gateway.console and self.serves_http:
-            state.console = Console(config, self.token, self.clock, keyring)
+            state.console = Console(config, self.tokens, self.clock, keyring, book)
             stats.console_viewers.set_function(lambda: len(state.console.viewers) if state.console else 0)
         if gateway.capture_file is not None:
             state.capture = Capture(gateway, stats)
@@ -189,9 +214,21 @@ class GatewayService(Service):
         await self._listen(state)
         return None
 
+    async def _open_accounts(self, state: GatewayState, book: PriceBook | None) -> None:
+        """What is kept of tenants on this host. Raises ConfigInvalid."""
+        folder, writer = self.config.cluster.accounts_path, secrets.token_hex(_WRITER_BYTES)
+        if self.config.gateway.usage_enabled:
+            state.meter = UsageMeter(folder, writer, self.clock, state.stats)
+        if book is not None:
+            state.spending = SpendingFile(folder, writer, self.clock, book, state.limiter)
+            await state.spending.load()
+
+    def _engine_keys(self) -> Sequence[str]:
+        return [engine_key(token) for token in self.tokens.tokens]
+
     async def _listen(self, state: GatewayState) -> None:
         """Open the port. Raises ConfigInvalid when it cannot be had."""
-        gateway, tls = self.config.gateway, self.config.tls
+        gateway, tls, state.process = self.config.gateway, self.config.tls, self
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # what matters is in our own log
         options = uvicorn.Config(
             build_app(state),
@@ -233,7 +270,7 @@ class GatewayService(Service):
     def configured(self) -> None:
         gateway, state = self.config.gateway, self.state
         state.config = self.config
-        state.keyring.limit(RateLimits(gateway.requests_per_minute, gateway.tokens_per_minute))
+        state.keyring.limit(default_limits(gateway))
         state.bodies.limit(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max)
 
     @staticmethod
@@ -247,14 +284,17 @@ class GatewayService(Service):
     def duties(self) -> Sequence[Duty]:
         state = self.state
         lanes = [
-            Duty(f"send_reports_{lane}", partial(state.conductor.send_reports, lane))
-            for lane in range(REPORT_LANES)
+            Duty(f"send_reports_{lane}", partial(state.conductor.send_reports, lane)) for lane in range(LANES)
         ]
         return (
             Duty("watch_instances", lambda: watch_instances.run(state)),
+            Duty("lease_limits", lambda: lease_limits.run(state)),
             Duty("follow_leader", lambda: state.conductor.follow_leader(state.gateway)),
+            Duty("close_lost_plans", lambda: close_lost_plans.run(state)),
             *([] if self._announcer is None else [Duty("announce", self._announcer.run)]),
             Duty("reload_keys", lambda: reload_keys.run(state), interval_s=_RELOAD_S),
+            Duty("flush_usage", lambda: flush_usage.run(state), interval_s=_USAGE_S),
+            Duty("flush_spending", lambda: flush_spending.run(state), interval_s=_SPENDING_S),
             *self._batch_duties(state),
             *([Duty("collect_console", state.console.collector.run)] if state.console is not None else []),
             *lanes,
@@ -330,12 +370,23 @@ class GatewayService(Service):
             await self._state.conductor.close()
             await self._state.preparing.close()
             self._state.tokenizers.close()
+            for counted in (self._state.meter, self._state.spending):
+                if counted is not None:
+                    await self._flush(counted)
             if self._state.batches is not None:
                 self._state.batches.close()
             if self._state.console is not None:
                 await self._state.console.close()
             if self._state.capture is not None:
                 await asyncio.to_thread(self._state.capture.close)
+
+    @staticmethod
+    async def _flush(counted: UsageMeter | SpendingFile) -> None:
+        try:
+            async with asyncio.timeout(_LAST_USAGE_S):
+                await counted.flush()
+        except (MooncacheError, TimeoutError) as error:
+            log.error(Event.USAGE_LOST, error=str(error))
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from mooncache._version import __version__
-from mooncache.auth import Token
+from mooncache.auth import ValidTokens
 from mooncache.config import Config
 from mooncache.errors import Unsupported
 from mooncache.gateway.console.console import Console
@@ -15,7 +15,8 @@ from mooncache.gateway.core.bodies import Budget
 from mooncache.gateway.core.fleet import FleetView
 from mooncache.gateway.core.offenders import Offenders
 from mooncache.gateway.core.pace import Paces
-from mooncache.gateway.core.rate_limit import RateLimiter
+from mooncache.gateway.core.recent_requests import RecentRequests
+from mooncache.gateway.core.tenant_slices import TenantSlices
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.alarms import Alarms
 from mooncache.gateway.shell.batch_store import BatchStore
@@ -24,11 +25,16 @@ from mooncache.gateway.shell.conductor import Conductor
 from mooncache.gateway.shell.engines import Engines
 from mooncache.gateway.shell.keyed_requests import KeyedRequests
 from mooncache.gateway.shell.keyring import Keyring
+from mooncache.gateway.shell.limit_turns import LimitTurns
+from mooncache.gateway.shell.meter import UsageMeter
 from mooncache.gateway.shell.preparing import Preparing
+from mooncache.gateway.shell.spending_file import SpendingFile
 from mooncache.gateway.shell.tokenizers import Tokenizers
+from mooncache.gateway.shell.usage_reader import UsageReader
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.metrics import Metrics
+from mooncache.runtime.ops.get_tokens import TokenHolder
 
 
 @dataclass(slots=True)
@@ -37,7 +43,7 @@ class GatewayState:
 
     config: Config
     clock: Clock
-    token: Token
+    tokens: ValidTokens
     metrics: Metrics
     stats: GatewayMetrics
     keyring: Keyring
@@ -47,22 +53,33 @@ class GatewayState:
     tokenizers: Tokenizers
     preparing: Preparing
     bodies: Budget
+    usage: UsageReader
     capture: Capture | None = None  # None while no trace is captured
     batches: BatchStore | None = None  # None without gateway.batch_dir
     console: Console | None = None  # None without gateway.console
-    limiter: RateLimiter = field(default_factory=RateLimiter)
+    meter: UsageMeter | None = None  # None without gateway.usage_enabled
+    spending: SpendingFile | None = None  # None without gateway.price_file
+    unpriced_noted: bool = False  # that budgets limit nothing without it
+    recent: RecentRequests = field(default_factory=RecentRequests)
+    limiter: TenantSlices = field(default_factory=TenantSlices)
+    limit_turns: LimitTurns = field(default_factory=LimitTurns)
     offenders: Offenders = field(default_factory=Offenders)
     paces: Paces = field(default_factory=Paces)
     alarms: Alarms = field(default_factory=Alarms)
     keyed: KeyedRequests = field(default_factory=KeyedRequests)
+    process: TokenHolder | None = None  # None in a simulation
     gateway_id: str = ""  # reported to the conductor
     url: str = ""  # reported to the conductor
     draining: bool = False
     waits_until_s: float = 0.0  # until then requests wait for the first list of instances
     leaving: bool = False  # the next process takes the connections; those that are open end with their answer
     active_count: int = 0  # requests under way
-    tenant_counts: dict[str, int] = field(default_factory=dict)  # those of each tenant
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set while none are under way
+
+    @property
+    def tenant_counts(self) -> dict[str, int]:
+        """Requests of each tenant under way."""
+        return self.limiter.running
 
     def require_batches(self) -> BatchStore:
         """Files and batches. Raises Refusal where none are kept."""

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mooncache.errors import DecisionUnknown, InvalidArgument
+from mooncache.errors import DecisionUnknown, InvalidArgument, PlanInvalid
 from mooncache.gateway.console import collector as collecting
 from mooncache.gateway.console.files import page_files
 from mooncache.gateway.console.viewers import EVENTS_MAX, Topic, Viewers
@@ -163,20 +163,18 @@ async def test_who_does_not_get_in(tmp_path: Path, http: aiohttp.ClientSession) 
         for headers, status in (
             ({}, 401),
             ({"authorization": "Bearer mcc1." + "0" * 64}, 401),
-            (bench.auth(), 403),  # a tenant's key: the page shows all tenants' requests
             ({**bearer(bench), "sec-fetch-site": "cross-site"}, 403),
         ):
             async with http.post(session, headers=headers) as response:
                 assert response.status == status, headers
                 assert "set-cookie" not in response.headers
-                if status == 403 and "sec-fetch-site" not in headers:
-                    assert "console = true" in (await response.json())["error"]["message"]
-        for path in ("/console/live?topic=overview", "/console/decision?id=d-1"):
+        for path in ("/console/live?topic=overview", "/console/decision?id=d-1", "/console/configuration"):
             for headers in ({}, {"cookie": f"{COOKIE}=mcv1.cluster.1.2.{'0' * 64}"}):
                 async with http.get(bench.url + path, headers=headers) as response:
                     assert response.status == 401, path
             async with http.get(bench.url + path, headers=bench.auth()) as response:
                 assert response.status == 403, path
+                assert "console = true" in (await response.json())["error"]["message"]
         assert not answers.asked
 
 
@@ -237,6 +235,53 @@ async def test_what_pages_show_live(tmp_path: Path, http: aiohttp.ClientSession)
         assert found[Topic.POOL]["nodes"] is None
         async with http.get(f"{bench.url}/console/live?topic=secrets", headers=cookie) as response:
             assert response.status == 400
+
+
+PRICES = """
+[cost]
+currency = "EUR"
+[[cost.engine]]
+instances = "*"
+gpus = 0
+[[dram]]
+gb = 500
+price_per_hour = 0.5
+"""
+
+
+async def test_money_of_requests(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    """Without a price book there is none; with one its currency, what was spent and saved, and what has no price."""
+    span = {"leg": "prefill", "instance": "e", "part": "compute", "from_ms": 0.0, "to_ms": 100.0}
+    path = tmp_path / "prices.toml"
+    path.write_text(PRICES.replace("[[cost.engine]]", "processor_price_per_hour = 36.0\n[[cost.engine]]"))
+    for settings, currency, spent, saved in (
+        ({}, None, None, None),
+        ({"gateway__price_file": path}, "EUR", 4 * 36 * 0.1 / 3600, 4 * 36 * 0.3 / 3600),
+    ):
+        async with served(tmp_path / f"state-{currency}", **settings) as (bench, answers):
+            now_s = bench.gateway.state.clock.wall_s()
+            for each in answers.records:
+                each.update(made_at_s=now_s, spans=[span], chosen={"prefill": "e", "decode": "e"})
+            answers.records[0].update(prompt_tokens="many", spans=[{"part": HOSTILE}])
+            cookie = {"cookie": await sign_in(bench, http)}
+            live = bench.url + "/console/live?topic=overview"
+            async with http.get(live, headers=cookie) as response:
+                look = await first_event(response)
+        figures = look["figures"]
+        assert (look["currency"], figures["cost"], figures["saved_cost"]) == (
+            currency,
+            spent if spent is None else pytest.approx(spent),
+            saved if saved is None else pytest.approx(saved),
+        )
+        assert any("ssd" in hole for hole in look["price_holes"]) is (currency is not None)
+
+
+async def test_a_wrong_price_book_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text("[cost]\ncurency = 'EUR'\n")
+    with pytest.raises(PlanInvalid, match="curency"):
+        async with served(tmp_path / "state", gateway__price_file=path):
+            pass
 
 
 async def test_the_record_of_a_request(tmp_path: Path, http: aiohttp.ClientSession) -> None:

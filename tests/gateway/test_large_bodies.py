@@ -31,10 +31,12 @@ SMALL = {"model": MODEL, "prompt": "word"}
 LONG = {"max_model_tokens": 1 << 20}
 
 
-async def ask(bench: Bench, http: aiohttp.ClientSession, data: Any, tenant: str = "alice") -> tuple[int, Any]:
+async def ask(
+    bench: Bench, http: aiohttp.ClientSession, data: Any, tenant: str = "alice", *, path: str = PATH
+) -> tuple[int, Any]:
     content = io.BytesIO(json.dumps(data).encode())
     headers = bench.auth(tenant) | {"content-type": "application/json"}
-    async with http.post(bench.url + PATH, data=content, headers=headers) as response:
+    async with http.post(bench.url + path, data=content, headers=headers) as response:
         return response.status, await response.json()
 
 
@@ -63,6 +65,22 @@ async def test_a_large_body_has_the_tokens_and_keys_of_a_small_one(
             sent = bench.engines["e"].requests[-1]
             assert sent["prompt"] == data["prompt"]
             assert sent["cache_salt"] == salt
+
+
+async def test_what_the_pool_has_of_a_prompt_with_an_image_is_not_predicted(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
+) -> None:
+    fields = instance_fields(tokenizer_folder) | LONG
+    async with running(tmp_path, [FakeEngine("e")], instance=fields) as bench:
+        readers = bench.gateway.state.tokenizers
+        await until(lambda: any(entry.reader for entry in readers._entries.values()))
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        for parts, predicted in (([], True), ([image], False)):
+            content = [{"type": "text", "text": "word " * 200}, *parts]
+            asked = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+            assert (await ask(bench, http, asked, path="/v1/chat/completions"))[0] == 200
+            assert bool(bench.conductor.scheduled[-1].keys) is predicted
+            assert bench.engines["e"].requests[-1]["messages"] == asked["messages"]
 
 
 async def test_a_large_body_that_takes_long_holds_up_nobody_else(

@@ -34,5 +34,5 @@ async def test_the_document_is_true(tmp_path: Path, http: aiohttp.ClientSession)
         )  # fmt: skip
         output, _ = await process.communicate()
         assert process.returncode == 0, output.decode()[-8000:]
-        assert "Tested: 7" in output.decode()
+        assert "Tested: 8" in output.decode()
         assert bench.engines["e"].requests, "no example got as far as an engine"

@@ -24,7 +24,7 @@ def tokenizers(*folders: Path) -> Tokenizers:
     stats = GatewayMetrics(Metrics("gateway"))
     own = tuple(map(str, folders))
     return Tokenizers(
-        TOKEN, ManualClock(), stats, cache_bytes=1 << 20, threads=1, public_prefix=False, folders=own
+        lambda: TOKEN, ManualClock(), stats, cache_bytes=1 << 20, threads=1, public_prefix=False, folders=own
     )
 
 

@@ -12,6 +12,8 @@ ENTRY_BYTES_MAX: Final = 80 << 10
 TEXT_CHARS_MAX: Final = 256
 ARGUMENTS_MAX: Final = 32
 DETAILS_MAX: Final = 16
+DONE: Final = "OK"
+"""The result of an act that did what it should."""
 FIRST: Final = "0" * 64
 """What the very first entry names as the one before it."""
 

@@ -209,16 +209,20 @@ class _BatchRun:
             admitted.set()
 
     async def _answered(self, body: bytes, request_id: str, admitted: asyncio.Event) -> OfflineAnswer:
-        batch, tries = self.batch, 0
+        batch, tries, keyring = self.batch, 0, self._state.keyring
         while True:
+            limits, key_limits = keyring.limits_of(batch.tenant, batch.key_id)
             exchange = OfflineExchange(
                 batch.endpoint,
                 body,
                 tenant=batch.tenant,
                 admin=batch.admin,
+                key_id=batch.key_id,
                 request_id=request_id,
                 started_s=self._state.clock.now_s(),
                 freed=self._freed,
+                budget=limits.money_per_month,
+                key_budget=key_limits.money_per_month,
             )
             exchange.admitted = admitted
             answer = await ask(self._state, exchange, chat=batch.endpoint.endswith("/chat/completions"))

@@ -25,6 +25,12 @@ async def run(state: GatewayState) -> None:
             wait_s = _LOST_WAIT_S if state.fleet.forget_lost(state.clock.now_s()) else WAIT_S
             known_s = wait_s if state.fleet.known else 0.0
             listed = await state.conductor.list_instances(version, known_s, state.gateway())
+            state.limiter.hear_count(
+                listed.gateway_count,
+                listed.run,
+                state.keyring.running_limit,
+                state.clock.now_s(),
+            )
             if listed.version != version or not state.fleet.known:
                 instances = [engine_instance_of(view) for view in listed.views]
                 state.fleet.apply(listed.version, instances, state.clock.now_s(), state.clock.wall_s())

@@ -7,6 +7,7 @@ is missing from the look, with a sentence; the rest is shown. Large clusters are
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -20,9 +21,18 @@ from mooncache._version import __version__
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.master_link import MasterLink
 from mooncache.errors import ConductorUnavailable, MooncacheError
-from mooncache.gateway.console.messages import conductor_view, instance_rows, node_rows
+from mooncache.gateway.console.messages import (
+    conductor_view,
+    instance_rows,
+    node_rows,
+    prefix_rows,
+    repair_view,
+    task_rows,
+)
 from mooncache.gateway.console.viewers import Topic, Viewers
 from mooncache.gateway.core.console_book import DecisionBook, figures, series
+from mooncache.gateway.core.console_money import ConsoleMoney
+from mooncache.prices.engines import engine_hours
 from mooncache.proto.v1 import conductor_pb2, master_pb2
 from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import Clock
@@ -40,6 +50,7 @@ _WINDOW_S: Final = 900.0
 _STEPS: Final = 30
 _REQUESTS_MAX: Final = 250
 _PROBLEMS_MAX: Final = 12
+_TASKS: Final = 20  # the newest ones
 _READY: Final = "ready"
 _ACTIVE: Final = "active"
 
@@ -52,6 +63,9 @@ class _ClusterLook:
     instances: list[dict[str, Any]] | None = None
     master: master_pb2.GetStatusResponse | None = None
     tenants: master_pb2.ListTenantsResponse | None = None
+    tasks: list[dict[str, Any]] | None = None
+    repair: dict[str, Any] | None = None
+    prefixes: conductor_pb2.ListHotPrefixesResponse | None = None
     skipped: bool = False  # more decisions were made than a look reads
     silent: dict[str, str] = field(default_factory=dict)
 
@@ -59,13 +73,21 @@ class _ClusterLook:
 class Collector:
     """Looks while there are viewers, and publishes what it sees. Owns its connections; `close` them.
 
-    link: of its own, so that what it asks never waits before a question of a request. `gateway_id`: as pages show it.
+    link: of its own, so that what it asks never waits before a question of a request. money: prices requests; None:
+    without a price book. `gateway_id`: as pages show it.
     """
 
-    def __init__(self, link: ConductorLink, master: MasterLink, clock: Clock, viewers: Viewers) -> None:
+    def __init__(
+        self,
+        link: ConductorLink,
+        master: MasterLink,
+        clock: Clock,
+        viewers: Viewers,
+        money: ConsoleMoney | None = None,
+    ) -> None:
         self._link, self._master, self._clock, self._viewers = link, master, clock, viewers
         self.gateway_id = ""
-        self._book = DecisionBook()
+        self._money, self._book = money, DecisionBook(money=money)
         self._tenants: master_pb2.ListTenantsResponse | None = None
         self._tenants_at_s = float("-inf")
         self._alone_since_s: float | None = float("-inf")  # without viewers since ever
@@ -78,7 +100,7 @@ class Collector:
                 await self._viewers.wanted.wait()
                 self._alone_since_s = None
             look = await self.look()
-            self._viewers.publish(self._events(look))
+            self._viewers.publish(self.events(look))
             await self._clock.sleep(max(LOOK_S, len(look.instances or ()) * _LOOK_S_PER_INSTANCE))
 
     async def close(self) -> None:
@@ -96,9 +118,20 @@ class Collector:
         """Ask all parts at once."""
         look = _ClusterLook()
         await asyncio.gather(
-            self._conductor(look), self._instances(look), self._decisions(look), self._pool(look)
+            self._conductor(look),
+            self._engines_and_requests(look),
+            self._pool(look),
+            self._copies(look),
+            self._prefixes(look),
         )
         return look
+
+    async def _engines_and_requests(self, look: _ClusterLook) -> None:
+        if self._money is None:
+            await asyncio.gather(self._instances(look), self._decisions(look))
+        else:  # a request is priced by the instances that did it, so those have to be known
+            await self._instances(look)
+            await self._decisions(look)
 
     def _lingered(self) -> bool:
         """Whether there has been no viewer for a while."""
@@ -135,6 +168,12 @@ class Collector:
             look.silent["instances"] = error.message
             return
         look.instances = instance_rows(answer.instances)
+        if self._money is not None:
+            for view in answer.instances:
+                if 0 < view.passport <= len(answer.passports):
+                    view.instance.passport_json = answer.passports[view.passport - 1]
+            hours = engine_hours((view.instance for view in answer.instances), self._money.book)
+            self._money.know(hours)
 
     async def _decisions(self, look: _ClusterLook) -> None:
         """The newest decisions, then those that ran when they were looked at last."""
@@ -179,10 +218,32 @@ class Collector:
             self._tenants = None
         look.tenants = self._tenants
 
+    async def _prefixes(self, look: _ClusterLook) -> None:
+        """The prefixes that are read most; a conductor of an earlier version has no such call."""
+        with contextlib.suppress(MooncacheError):
+            look.prefixes = await self._ask(
+                "ListHotPrefixes",
+                conductor_pb2.ListHotPrefixesRequest(),
+                conductor_pb2.ListHotPrefixesResponse,
+            )
+
+    async def _copies(self, look: _ClusterLook) -> None:
+        """What is moved and copied now. Without an answer it is not shown; `_pool` says why the master is silent."""
+        with contextlib.suppress(MooncacheError):
+            listed = await self._ask_master(
+                "ListTasks", master_pb2.ListTasksRequest(page_size=_TASKS), master_pb2.ListTasksResponse
+            )
+            look.tasks = task_rows(listed.tasks)
+            look.repair = repair_view(
+                await self._ask_master(
+                    "GetRepair", master_pb2.GetRepairRequest(), master_pb2.GetRepairResponse
+                )
+            )
+
     async def _ask_master(self, method: str, request: Message, response_class: type[Response]) -> Response:
         return await self._master.call(method, request, response_class, _CALL_S, attempt_s=_ATTEMPT_S)
 
-    def _events(self, look: _ClusterLook) -> dict[Topic, bytes]:
+    def events(self, look: _ClusterLook) -> dict[Topic, bytes]:
         """The look as an event for each topic."""
         nodes = node_rows(look.master, look.tenants) if look.master is not None else None
         now_s = self._clock.wall_s()
@@ -196,8 +257,12 @@ class Collector:
         documents: dict[Topic, dict[str, Any]] = {
             Topic.OVERVIEW: self._overview(look, nodes, now_s),
             Topic.REQUESTS: {"requests": requests, "skipped": look.skipped},
-            Topic.POOL: {"nodes": nodes},
+            Topic.POOL: {"nodes": nodes, "tasks": look.tasks, "repair": look.repair},
             Topic.INSTANCES: {"instances": look.instances, "nodes": nodes},
+            Topic.PREFIXES: {
+                "prefixes": prefix_rows(look.prefixes.prefixes) if look.prefixes is not None else None,
+                "counted": look.prefixes is not None and look.prefixes.counted,
+            },
         }
         return {topic: event_of({**head, **document}) for topic, document in documents.items()}
 
@@ -213,6 +278,8 @@ class Collector:
             "window_s": min(max(window_s, 1.0), _WINDOW_S),
             "figures": figures(rows),
             "series": series(rows, since_s, _WINDOW_S / _STEPS, _STEPS),
+            "currency": self._money.book.cost.currency if self._money is not None else None,
+            "price_holes": self._money.book.holes() if self._money is not None else [],
             "skipped": look.skipped,
             "conductor": look.conductor,
             "instances": _counts(look.instances, "state", "role"),

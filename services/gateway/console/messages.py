@@ -1,4 +1,4 @@
-"""What conductor and master answer, as rows of the console's tables."""
+"""What conductor and master answer, as rows of the console's tables, and what they are asked for acts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from mooncache.client.results import BlockTier, tier_of_message
-from mooncache.kvcache.instance_messages import INSTANCE_ROLES
+from mooncache.gateway.core.console_acts import ActKind, ConsoleAct
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES
 from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2
+from mooncache.runtime.enum_words import word_of
 
 _INSTANCE_STATES: Final = {
     conductor_pb2.INSTANCE_STATE_STARTING: "starting",
@@ -74,7 +76,7 @@ def _node_row(item: master_pb2.NodeStatus, disk_bytes: int | None) -> dict[str, 
         tiers.append({"tier": _DISK, "capacity_bytes": None, "used_bytes": disk_bytes})
     return {
         "id": node.node_id,
-        "state": _node_state(node.state),
+        "state": word_of(common_pb2.NodeState, node.state),
         "host": node.host_id,
         "place": ", ".join(f"{name} {value}" for name, value in sorted(node.labels.items())),
         "used_bytes": item.used_bytes,
@@ -88,9 +90,39 @@ def _node_row(item: master_pb2.NodeStatus, disk_bytes: int | None) -> dict[str, 
     }
 
 
-def _node_state(number: int) -> str:
-    known = number in common_pb2.NodeState.values()
-    return common_pb2.NodeState.Name(number).removeprefix("NODE_STATE_").lower() if known else "unknown"
+_TASK_KINDS: Final = {master_pb2.TASK_KIND_REPLICATE: "copies", master_pb2.TASK_KIND_DRAIN: "drain"}
+
+
+def task_rows(tasks: Iterable[master_pb2.Task]) -> list[dict[str, Any]]:
+    """A row for each task of the master."""
+    return [
+        {
+            "id": task.task_id,
+            "kind": _TASK_KINDS.get(task.kind, "unknown"),
+            "state": word_of(master_pb2.TaskState, task.state),
+            "of": task.node_id or task.tenant,
+            "blocks": task.block_count,
+            "done": task.done_block_count,
+            "failed": task.failed_block_count,
+            "bytes": task.copied_bytes,
+            "age_s": task.age_ms / 1e3,
+            "message": task.message,
+        }
+        for task in tasks
+    ]
+
+
+def repair_view(found: master_pb2.GetRepairResponse) -> dict[str, Any]:
+    """Whether blocks have their copies, and how far the repair is. Sizes in bytes."""
+    return {
+        "state": word_of(master_pb2.RepairState, found.state),
+        "short_blocks": found.short_block_count,
+        "left_bytes": found.left_bytes,
+        "left_s": found.estimate_ms / 1e3 or None,
+        "bytes_per_s": found.bytes_per_s,
+        "copied_bytes": found.copied_bytes,
+        "replicas": found.default_replicas,
+    }
 
 
 def _remark(item: master_pb2.NodeStatus) -> str:
@@ -113,3 +145,40 @@ def conductor_view(answer: conductor_pb2.GetConductorStatusResponse) -> dict[str
         "refused": refused,
         "gateways": len(answer.gateways),
     }
+
+
+def prefix_rows(prefixes: Iterable[conductor_pb2.HotPrefix]) -> list[dict[str, Any]]:
+    """A row for each hot prefix. Names are hexadecimal: a page's numbers have no 64 bits."""
+    return [
+        {
+            "id": f"{prefix.name:x}",
+            "parent": f"{prefix.parent:x}" if prefix.parent else None,
+            "model": prefix.model,
+            "tenant": prefix.pool_tenant,
+            "first_block": prefix.first_block,
+            "blocks": prefix.block_count,
+            "tokens": prefix.tokens,
+            "reads": prefix.reads,
+            "copies": prefix.copies,
+            "hosts": list(prefix.hosts),
+        }
+        for prefix in prefixes
+    ]
+
+
+def act_request(act: ConsoleAct) -> conductor_pb2.SetInstanceRequest | master_pb2.DrainNodeRequest:
+    """The call that does an act on an instance or a node: at the conductor for instances, at the master for nodes."""
+    match act.kind:
+        case ActKind.DRAIN_NODE:
+            return master_pb2.DrainNodeRequest(node_id=act.name, move_blocks=True)
+        case ActKind.UNDRAIN_NODE:
+            return master_pb2.DrainNodeRequest(node_id=act.name, cancel=True)
+        case ActKind.SET_ROLE:
+            assert act.role is not None
+            number = INSTANCE_ROLE_NUMBERS[act.role]
+            return conductor_pb2.SetInstanceRequest(instance_id=act.name, role=number)
+        case ActKind.DRAIN_INSTANCE | ActKind.UNDRAIN_INSTANCE:
+            drain = act.kind is ActKind.DRAIN_INSTANCE
+            return conductor_pb2.SetInstanceRequest(instance_id=act.name, drain=drain)
+        case _:
+            raise ValueError(f"{act.kind} is an act on a prefix")

@@ -13,7 +13,7 @@ from typing import Final
 
 from mooncache.errors import LimitExceeded
 
-VIEWERS_MAX: Final = 64
+VIEWERS_MAX: Final = 128
 EVENTS_MAX: Final = 4
 
 
@@ -24,6 +24,7 @@ class Topic(StrEnum):
     REQUESTS = "requests"
     POOL = "pool"
     INSTANCES = "instances"
+    PREFIXES = "prefixes"
 
 
 class Viewer:

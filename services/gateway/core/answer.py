@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from mooncache.accounts.core.usage import tokens_of
 from mooncache.errors import EngineFailed
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.faults import Fault
@@ -245,4 +246,6 @@ def merged_usage(usage: dict[str, object], cached_tokens: int | None) -> dict[st
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0
+    return tokens_of(value)

@@ -87,7 +87,11 @@ class BatchUsage(msgspec.Struct):
 
 
 class OfflineBatch(msgspec.Struct, kw_only=True):
-    """One batch. `admin`: whoever made it had the cluster token; `at`: when it reached each status."""
+    """One batch.
+
+    `admin`: whoever made it had the cluster token; `key_id`: names the key that made it, for usage; `at`: when it
+    reached each status.
+    """
 
     id: str
     tenant: str
@@ -106,6 +110,7 @@ class OfflineBatch(msgspec.Struct, kw_only=True):
     completed: int = 0
     failed: int = 0
     usage: BatchUsage = msgspec.field(default_factory=BatchUsage)
+    key_id: str = "token"
 
     @property
     def has_ended(self) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mooncache.gateway.core.console_money import ConsoleMoney
+
 ROWS_MAX: Final = 4000
 _TEXT_MAX: Final = 256
 _OPEN: Final = "running"
@@ -44,10 +46,12 @@ class DecisionRow:
     promised_tbt_ms: float | None
     kept: bool | None  # whether the request got what was promised
     saved_ms: float | None  # time of engines that caches saved
+    cost: float | None = None  # money; None without a price book
+    saved_cost: float | None = None
 
 
-def row_of(record: Mapping[str, Any]) -> DecisionRow | None:
-    """The row of a record; None for what is no record."""
+def row_of(record: Mapping[str, Any], money: ConsoleMoney | None = None) -> DecisionRow | None:
+    """The row of a record; None for what is no record. money: what prices it."""
     decision_id = _text(record.get("decision_id"))
     if not decision_id:
         return None
@@ -59,6 +63,7 @@ def row_of(record: Mapping[str, Any]) -> DecisionRow | None:
     state, output = _text(record.get("state")), _number(observed.get("output_tokens"))
     ttft_ms = _number(observed.get("ttft_ms")) if streamed else None
     tbt_ms = _number(observed.get("tbt_ms")) if streamed else None
+    cost = money.price(record) if money is not None else None
     limits = (_number(promised.get("ttft_ms")), _number(promised.get("tbt_ms")))
     return DecisionRow(
         decision_id=decision_id,
@@ -82,6 +87,8 @@ def row_of(record: Mapping[str, Any]) -> DecisionRow | None:
         promised_tbt_ms=limits[1],
         kept=_kept(state, ((ttft_ms, limits[0]), (tbt_ms, limits[1]))),
         saved_ms=_saved_ms(record, cached, streamed=streamed),
+        cost=cost.total if cost is not None else None,
+        saved_cost=cost.saved if cost is not None else None,
     )
 
 
@@ -127,8 +134,8 @@ def _saved_ms(record: Mapping[str, Any], cached: int | None, *, streamed: bool) 
 class DecisionBook:
     """The newest rows, by decision id. `take` what pages of ListDecisions say; older rows than `rows_max` go."""
 
-    def __init__(self, rows_max: int = ROWS_MAX) -> None:
-        self._rows_max = rows_max
+    def __init__(self, rows_max: int = ROWS_MAX, money: ConsoleMoney | None = None) -> None:
+        self._rows_max, self._money = rows_max, money
         self._rows: dict[str, DecisionRow] = {}
         self._order: list[str] = []  # oldest first
         self._open: OrderedDict[str, None] = OrderedDict()  # the one that was looked at longest ago first
@@ -140,7 +147,7 @@ class DecisionBook:
         """Take a page in, the newest first; how many of it were not known."""
         fresh: list[DecisionRow] = []
         for record in records:
-            row = row_of(record)
+            row = row_of(record, self._money)
             if row is None:
                 continue
             if row.decision_id not in self._rows:
@@ -211,6 +218,8 @@ def figures(rows: Sequence[DecisionRow]) -> dict[str, Any]:
     prompt = sum(row.prompt_tokens for row in known)
     cached = sum(row.cached_tokens or 0 for row in known)
     saved = [row.saved_ms for row in counted if row.saved_ms is not None]
+    saved_costs = [row.saved_cost for row in counted if row.saved_cost is not None]
+    costs = [row.cost for row in counted if row.cost is not None]
     first = sorted(row.ttft_ms for row in counted if row.ttft_ms is not None)
     between = sorted(row.tbt_ms for row in counted if row.tbt_ms is not None)
     states: dict[str, int] = {}
@@ -227,6 +236,8 @@ def figures(rows: Sequence[DecisionRow]) -> dict[str, Any]:
         "output_tokens": sum(row.output_tokens or 0 for row in counted),
         "saved_s": math.fsum(saved) / 1e3 if saved else None,
         "saved_known": len(saved),
+        "cost": math.fsum(costs) if costs else None,
+        "saved_cost": math.fsum(saved_costs) if saved_costs else None,
         "ttft_p50_ms": quantile_of(first, 0.5),
         "ttft_p95_ms": quantile_of(first, 0.95),
         "tbt_p50_ms": quantile_of(between, 0.5),

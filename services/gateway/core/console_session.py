@@ -10,25 +10,48 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 COOKIE: Final = "mooncache_console"
 CLUSTER: Final = "cluster"
-"""Who signed in with the cluster token; any other name is the beginning of a key's hash."""
+"""Who signed in with the cluster token. Other names are the beginning of a key's hash, or a tenant and its key."""
 SESSION_S: Final = 3600
 SESSION_S_MAX: Final = 12 * 3600
 KEY_DIGITS: Final = 32
 _SKEW_S: Final = 60  # replicas have clocks of their own
-_COOKIE_CHARS_MAX: Final = 256
+_COOKIE_CHARS_MAX: Final = 384
 _COOKIES_CHARS_MAX: Final = 8192
 _FORM: Final = re.compile(
-    r"mcv1\.(cluster|[0-9a-f]{32})\.([1-9][0-9]{0,11})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})"
+    r"mcv1\.(cluster|[0-9a-f]{32}|t[0-9a-f]{2,126}-[0-9a-f]{2,64})\.([1-9][0-9]{0,11})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})"
 )
+
+
+class TenantKey(NamedTuple):
+    """A tenant that signed in, and the id of the key that it came with."""
+
+    tenant: str
+    key_id: str
+
+    @property
+    def who(self) -> str:
+        """The name under which it is signed in."""
+        return f"t{self.tenant.encode().hex()}-{self.key_id.encode().hex()}"
+
+
+def tenant_key_of(who: str) -> TenantKey | None:
+    """The tenant of a name; None: it is an operator's."""
+    if not who.startswith("t"):
+        return None
+    tenant, _, key_id = who[1:].partition("-")
+    try:
+        return TenantKey(bytes.fromhex(tenant).decode(), bytes.fromhex(key_id).decode())
+    except ValueError:
+        return TenantKey("", "")  # opens nothing
 
 
 @dataclass(frozen=True, slots=True)
 class ConsoleSession:
-    """Who signed in (`CLUSTER` or the first digits of a key's hash), when, and the end; seconds of Unix time."""
+    """Who signed in (`CLUSTER`, digits of a key's hash, or a tenant), when, and the end; seconds of Unix time."""
 
     who: str
     begun_s: int

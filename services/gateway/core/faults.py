@@ -27,16 +27,19 @@ _KINDS: Final[dict[type[MooncacheError], tuple[int, str, str]]] = {
     errors.Unauthenticated: (401, _INVALID, "invalid_api_key"),
     errors.PermissionDenied: (403, "permission_error", "permission_denied"),
     errors.NotFound: (404, "NotFoundError", "not_found"),
+    errors.InstanceUnknown: (404, "NotFoundError", "instance_unknown"),
     errors.ModelUnknown: (404, "NotFoundError", "model_not_found"),
     errors.TooLarge: (413, _INVALID, "request_too_large"),
     errors.LimitExceeded: (429, "rate_limit_error", "too_many_requests"),
     errors.Overloaded: (429, "rate_limit_error", "overloaded"),
     errors.RateLimited: (429, "rate_limit_error", "rate_limit_exceeded"),
+    errors.BudgetSpent: (429, "rate_limit_error", "budget_spent"),
     errors.Unsupported: (501, _INVALID, "unsupported"),
     errors.EngineFailed: (502, _SERVER, "engine_failed"),
     errors.NoInstances: (503, _SERVER, "no_instances"),
     errors.ConductorUnavailable: (503, _SERVER, "conductor_unavailable"),
     errors.EngineUnavailable: (503, _SERVER, "engine_unavailable"),
+    errors.MasterUnavailable: (503, _SERVER, "master_unavailable"),
     errors.Draining: (503, _SERVER, "shutting_down"),
     errors.EngineTimeout: (504, _SERVER, "engine_timeout"),
     errors.DeadlineExceeded: (504, _SERVER, "timeout"),
@@ -112,7 +115,7 @@ def of_error(error: MooncacheError, *, param: str | None = None, retry_after_s: 
     kind = next((_KINDS[base] for base in type(error).__mro__ if base in _KINDS), None)
     status, type_, code = kind or (500, _SERVER, error.name.lower())
     later = error.retryable and not isinstance(error, _NO_RETRY)
-    if retry_after_s is None and later and status in (429, 502, 503):
+    if retry_after_s is None and (status == 429 or (later and status in (502, 503))):
         retry_after_s = _RETRY_AFTER_S
     message = error.message[:MESSAGE_CHARS_MAX]
     tells = status >= 500 and status != 501 and kind is not None and not isinstance(error, errors.Draining)

@@ -9,6 +9,11 @@ from typing import Any
 
 _STR: dict[str, object] = {"type": "string"}
 _EVENT = {"type": "object", "properties": {"data": _STR}}
+_UNIX_S: dict[str, object] = {"type": "string", "pattern": "^[0-9]{1,12}$"}
+_USAGE_BY: dict[str, object] = {
+    "type": "string",
+    "pattern": "^(hour|key|model|class)(,(hour|key|model|class)){0,7}$",
+}
 _BOOL = {"type": ["boolean", "null"]}
 _NUMBER = {"type": ["number", "null"]}
 _COUNT = {"type": ["integer", "null"], "minimum": 0, "maximum": (1 << 32) - 1}
@@ -82,6 +87,7 @@ def _paths(open_metrics: bool) -> dict[str, object]:
                 ],
             }
         },
+        "/v1/usage": {"get": _usage()},
         "/health": {
             "get": {**_get("health", "Whether the gateway serves.", _json("Health")), "security": []},
         },
@@ -97,6 +103,16 @@ def _paths(open_metrics: bool) -> dict[str, object]:
                 "security": [],
             }
         },
+    }
+
+
+def _usage() -> dict[str, object]:
+    """What a tenant has used."""
+    anything: dict[str, object] = {"application/json": {"schema": {"type": "object"}}}
+    schemas = {"since": _UNIX_S, "until": _UNIX_S, "by": _USAGE_BY}
+    return {
+        **_get("getUsage", "What your tenant has used.", anything, "400", "401", "403", "429"),
+        "parameters": [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()],
     }
 
 

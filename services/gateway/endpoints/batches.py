@@ -58,6 +58,7 @@ async def _begun(state: GatewayState, exchange: Exchange) -> OfflineBatch:
         id=new_id("batch_"),
         tenant=caller.tenant,
         admin=caller.admin,
+        key_id=caller.key_id,
         endpoint=wanted.endpoint,
         input_file_id=found.id,
         metadata=wanted.metadata,

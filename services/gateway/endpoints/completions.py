@@ -33,6 +33,7 @@ from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.engines import DecodeStream
 from mooncache.gateway.shell.exchange import SILENCE_MAX_S, ClientGone, Exchange, StreamEnd, Watchdog
 from mooncache.gateway.shell.leg_runner import LegRunner
+from mooncache.gateway.shell.room import RequestSize, held
 from mooncache.gateway.state import GatewayState
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.metrics import observe
@@ -68,7 +69,8 @@ async def infer(
         state, exchange, chat=chat, reads=reads or Intake, drives=drives or RequestDriver
     )
     try:
-        await driver.run()
+        async with held(state, exchange, driver.size_at_most):
+            await driver.run()
     finally:
         if state.capture is not None and ticket is not None:
             state.capture.end(ticket, exchange.notes.get("output_tokens", 0))
@@ -176,7 +178,7 @@ class Intake:
         if self.body_bytes > limit:
             raise body.too_large(limit)
         self.model = model
-        self.salt = cache_salt(state.token, caller.tenant, request.cache_salt)
+        self.salt = cache_salt(state.tokens.salts, caller.tenant, request.cache_salt)
 
     def _bytes_max(self, model_tokens: int) -> int:
         settings = self._state.config.gateway
@@ -194,7 +196,7 @@ def _pool_tenant(state: GatewayState, exchange: Exchange, prepared: Prepared) ->
 class RequestDriver:
     """Serves one request; `run` is the whole interface.
 
-    legs_class: what sends the legs.
+    legs_class: what sends the legs. `size_at_most`: what the request may take.
     """
 
     legs_class: type[LegRunner] = LegRunner
@@ -206,6 +208,9 @@ class RequestDriver:
         self._settings = state.config.gateway
         tokenized = prepared.tokenized
         tokens = max(1, body_bytes // BYTES_PER_TOKEN if tokenized is None else tokenized.token_count)
+        self.size_at_most = self._size_at_most(
+            tokens, tokens if tokenized is None else max(tokenized.lengths)
+        )
         self._planner = planner = RequestPlanner(
             state.conductor,
             state.offenders,
@@ -220,6 +225,18 @@ class RequestDriver:
         )
         self._legs = self.legs_class(state, exchange, prepared, self._account, planner, salt)
         self._salt = salt
+
+    def _size_at_most(self, prompt_tokens: int, longest_prompt: int) -> RequestSize:
+        """The prompt, and all that may be generated, beside the longest prompt where the client sets no end."""
+        state, request = self._state, self._request
+        model = state.fleet.models.get(request.model)
+        longest = 0 if model is None else max(0, model.max_model_tokens - longest_prompt)
+        output = request.choices * (request.max_output_tokens or longest)
+        money = None
+        if state.spending is not None:
+            work_class = self._exchange.work_class
+            money = state.spending.at_most(request.model, work_class, prompt_tokens, output)
+        return RequestSize(prompt_tokens + output, money)
 
     async def run(self) -> None:
         """Serve the request. Raises Refusal, MooncacheError, ClientGone; legs are closed in any case."""

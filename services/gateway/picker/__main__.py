@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mooncache.runtime.service import main_of
+from mooncache.runtime.entry import main_of
 
 
 def main() -> int:

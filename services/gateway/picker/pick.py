@@ -108,7 +108,7 @@ class RoutedLegs(LegRunner):
         """Let Envoy send the decode leg. Raises what `Engines.post` does."""
         headers = {
             ":path": path,
-            "authorization": f"Bearer {self._stream.setup.engine_key}",
+            "authorization": f"Bearer {self._stream.setup.engine_key()}",
             "content-type": "application/json",
             "content-length": str(len(body)),
             "x-request-id": request_id,

@@ -7,6 +7,7 @@ answers holds the engines' key.
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import grpc
@@ -32,14 +33,20 @@ class PickerServer:
     """Listens from `start` to `stop`; `port` is the real one.
 
     Args:
-        key: what Envoy has to show, "" for nothing.
+        keys: those that Envoy may show, None for nothing.
         request_count_max: requests that may be under way.
     """
 
     def __init__(
-        self, app: App, setup: PickerSetup, *, key: str, request_count_max: int, health: States
+        self,
+        app: App,
+        setup: PickerSetup,
+        *,
+        keys: Callable[[], Sequence[str]] | None,
+        request_count_max: int,
+        health: States,
     ) -> None:
-        self._app, self._setup, self._key = app, setup, key
+        self._app, self._setup, self._keys = app, setup, keys
         self._health = HealthPort(health, WATCH_COUNT_MAX)
         self._server = grpc.aio.server(
             options=_OPTIONS, maximum_concurrent_rpcs=request_count_max + _SPARE_CALLS
@@ -87,9 +94,11 @@ class PickerServer:
         await ProcessorStream(read, context.write, self._setup).serve(self._app)
 
     def _admitted(self, context: Any) -> bool:
-        if not self._key:
+        if self._keys is None:
             return True
         for name, value in context.invocation_metadata() or ():
             if name == "authorization" and isinstance(value, str):
-                return hmac.compare_digest(value.encode(), f"Bearer {self._key}".encode())
+                shown = value.encode()
+                fits = [hmac.compare_digest(shown, f"Bearer {key}".encode()) for key in self._keys()]
+                return any(fits)
         return False

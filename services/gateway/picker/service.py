@@ -7,7 +7,7 @@ left.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mooncache import auth
 from mooncache.config import Config
@@ -57,17 +57,21 @@ class PickerService(GatewayService):
         section = self.config.endpoint_picker
         server = PickerServer(
             build_picker_app(state),
-            PickerSetup(auth.engine_key(self.token), section.fallback_count),
-            key=auth.picker_key(self.token) if section.key_required else "",
+            PickerSetup(lambda: auth.engine_key(self.token), section.fallback_count),
+            keys=self._keys if section.key_required else None,
             request_count_max=self.config.gateway.request_count_max,
             health=self.health,
         )
         await server.start(section.host, section.port, tls.server_credentials(self.config.tls))
         self._port_of_envoy, self.http_port = server, server.port
         state.gateway_id = f"{socket.gethostname()[:100]}-{server.port}"
+        state.conductor.gateway_id = state.gateway_id
         state.url = (
             f"grpc://{address(self.advertised_host(section.host, section.advertise_host), server.port)}"
         )
+
+    def _keys(self) -> Sequence[str]:
+        return [auth.picker_key(token) for token in self.tokens.tokens]
 
     async def listening(self) -> None:
         log.info(

@@ -38,7 +38,7 @@ log = get_logger(__name__)
 class PickerSetup:
     """What every stream needs to know. engine_key: bearer key that engines ask for. fallback_count: see settings."""
 
-    engine_key: str
+    engine_key: Callable[[], str]
     fallback_count: int
 
 

@@ -1,4 +1,4 @@
-"""What became of one request: its legs, the reports to the conductor, metrics, and what its tenant is charged."""
+"""What became of one request: its legs, the reports to the conductor, metrics, usage, and its tenant's charges."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Final
 
 import msgspec
 
+from mooncache.accounts.core.usage import UsageCounts, tokens_of
 from mooncache.gateway.core.answer import StreamEditor, TokenUsage, settled_cached_tokens
 from mooncache.gateway.core.body import InferenceRequest
 from mooncache.gateway.core.faults import EndCode
 from mooncache.gateway.core.plan import LegPlan, LegRecord
+from mooncache.gateway.core.recent_requests import RecentRequest
 from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
@@ -119,6 +121,45 @@ class Account:
         if answering.cache is not None and answering.cache.outcome is CacheOutcome.TIMEOUT:
             self._state.stats.waits_timed_out.labels(self._request.model).inc()
         self._count(usage, cached or 0, is_whole=code == EndCode.OK)
+        if not self._records:
+            return
+        counts, caller = self._metered(usage, cached or 0, phase), self._exchange.require_caller()
+        work_class = self._exchange.work_class
+        if self._state.spending is not None:
+            self._state.spending.spend(caller, self._request.model, work_class, counts)
+        if self._state.meter is not None:
+            self._state.meter.count(caller, self._request.model, work_class, counts)
+            self._state.recent.add(
+                caller.tenant,
+                RecentRequest(
+                    request_id=self._exchange.request_id,
+                    key_id=caller.key_id,
+                    model=self._request.model,
+                    work_class=work_class,
+                    ended_s=self._state.clock.wall_s(),
+                    elapsed_ms=self.elapsed_ms(),
+                    code=code,
+                    input_tokens=counts.input_tokens,
+                    cached_tokens=counts.cached_tokens,
+                    output_tokens=counts.output_tokens,
+                ),
+            )
+
+    def _metered(self, usage: TokenUsage | None, cached: int, phase: pb.RequestPhase) -> UsageCounts:
+        """What the tenant used: as the engine counted; where it did not, what was sent until then, as an estimate."""
+        failed, cancelled = phase == pb.REQUEST_PHASE_FAILED, phase == pb.REQUEST_PHASE_ABORTED
+        counts = UsageCounts(requests=1, failed=int(failed), cancelled=int(cancelled))
+        if usage is not None:
+            counts.input_tokens, counts.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        elif cancelled or self.answering is not None:
+            counts.input_tokens, counts.output_tokens = (
+                self._planner.prompt_tokens,
+                tokens_of(self.output_tokens()),
+            )
+        counts.cached_tokens = min(cached, counts.input_tokens)
+        if usage is None:
+            counts.estimated_tokens = counts.input_tokens + counts.output_tokens
+        return counts
 
     def _count(self, usage: TokenUsage | None, cached_tokens: int, *, is_whole: bool) -> None:
         """Metrics and the tenant's bucket; prompt tokens were charged when the request was planned."""
@@ -136,9 +177,10 @@ class Account:
         self.charge(output_tokens)
 
     def charge(self, tokens: int) -> None:
-        """Take tokens from the tenant's bucket."""
-        caller = self._exchange.require_caller()
-        self._state.limiter.charge(caller.tenant, caller.limits, tokens, self._state.clock.now_s())
+        """Take tokens from the buckets of the tenant and of its key."""
+        now_s = self._state.clock.now_s()
+        for holder, limits in self._exchange.require_caller().holders:
+            self._state.limiter.charge(holder, limits, tokens, now_s)
 
 
 def _leg_report(record: LegRecord) -> pb.LegReport:

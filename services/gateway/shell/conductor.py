@@ -3,20 +3,17 @@
 Without an answer requests go round robin over the instances of the last list: worse placed, but served. So they do when
 the answer is an error that says nothing about the request: a defect, a limit on calls, a token that does not fit. What
 the conductor decides (overloaded, too long, unknown model) is not an error and stays. After a silent conductor the next
-request within a second does not wait for it again. Reports are sent in the background in the order
-of each decision, all that wait in one call; when too many wait, they are dropped and counted - the conductor forgets
-requests by itself. With standbys, a new leader hears first of the requests under way (open_requests.py).
+request within a second does not wait for it again. Reports are sent in the background until they are acknowledged
+(report_lanes.py). With standbys, a new leader hears first of the requests under way (open_requests.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import zlib
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
-
-import structlog
+from typing import TYPE_CHECKING, Final
 
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.errors import (
@@ -38,25 +35,26 @@ from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.shell.instance_list import InstanceList
-from mooncache.gateway.shell.open_requests import OpenRequests
+from mooncache.gateway.shell.open_requests import OPEN_MAX, OpenRequests
+from mooncache.gateway.shell.report_lanes import REPORT_TIMEOUT_S, ReportLanes
 from mooncache.kvcache.keys import other_shard_keys, shard_count
 from mooncache.kvcache.passport import Passport
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.metrics import observe
+from mooncache.runtime.tasks import wait_for_event
 
-REPORT_LANES: Final = 2
+if TYPE_CHECKING:
+    import random
+
 SHARD_BLOCKS_MAX: Final = 1024
 SHARD_TOKENS_MAX: Final = (
     262_144  # of all shards together: some milliseconds of hashing, once for a hot prefix
 )
-_BATCH_MAX: Final = 64
-_QUEUE_MAX: Final = 4096
 # Without an answer in this time requests go round robin over the instances that are known.
 _SCHEDULE_TIMEOUT_S: Final = 1.0
 _LATE_PLAN_S: Final = 10.0  # a plan that comes later than its request could wait is still given back
-_REPORT_TIMEOUT_S: Final = 5.0
 _AVOID_S: Final = 1.0
 _AVOID_SEVERAL_S: Final = 0.25
 _RESUME_AGAIN_S: Final = 0.2
@@ -70,9 +68,17 @@ class Conductor:
 
     Args:
         fleet: the instances of the last list.
+        rng: spreads what is tried again.
     """
 
-    def __init__(self, link: ConductorLink, clock: Clock, stats: GatewayMetrics, fleet: FleetView) -> None:
+    def __init__(
+        self,
+        link: ConductorLink,
+        clock: Clock,
+        stats: GatewayMetrics,
+        fleet: FleetView,
+        rng: random.Random,
+    ) -> None:
         self._link, self._clock, self._stats, self._fleet = link, clock, stats, fleet
         self._avoid_until_s = 0.0
         self.present = True
@@ -83,9 +89,10 @@ class Conductor:
         self._resuming = asyncio.Lock()
         self._me: Callable[[], pb.Gateway] | None = None
         self.gateway_id = ""
-        self._queues: Sequence[asyncio.Queue[tuple[str, pb.ReportProgressRequest]]] = [
-            asyncio.Queue(_QUEUE_MAX) for _ in range(REPORT_LANES)
-        ]
+        self._run = rng.getrandbits(63) | 1  # of this process
+        self._unanswered = asyncio.Event()
+        self._reports = ReportLanes(link, clock, stats, rng, self._resume)
+        self._lease_sequence = 0
 
     async def plan(self, asked: pb.ScheduleRequest) -> RequestPlan:
         """Where a request goes: the conductor's plan, or the next instance in turn.
@@ -95,7 +102,7 @@ class Conductor:
             InvalidArgument, TooLarge: see `schedule`.
         """
         response = await self.schedule(asked)
-        if response is not None and response.admitted and self._link.several:
+        if response is not None and response.admitted:
             self._open.add(asked, response)
         # A conductor that was just started knows fewer models than the last list: that is not a 404.
         if response is not None and response.reason != pb.ADMISSION_REASON_UNKNOWN_MODEL:
@@ -120,20 +127,23 @@ class Conductor:
         started_s = self._clock.now_s()
         if started_s < self._avoid_until_s:
             return None
-        request.gateway_id = self.gateway_id
+        request.gateway_id, request.gateway_run = self.gateway_id, self._run
         call = asyncio.ensure_future(
             self._link.call("Schedule", request, pb.ScheduleResponse, max(_LATE_PLAN_S, _SCHEDULE_TIMEOUT_S))
         )
         try:
             response: pb.ScheduleResponse = await asyncio.wait_for(asyncio.shield(call), _SCHEDULE_TIMEOUT_S)
         except asyncio.CancelledError:
+            self._unanswered.set()
             call.add_done_callback(partial(self._give_back, request.request_id, EndCode.CLIENT_GONE))
             raise
         except TimeoutError:
+            self._unanswered.set()
             call.add_done_callback(partial(self._give_back, request.request_id, EndCode.REPLACED))
             self._avoid(DeadlineExceeded(f"The conductor made no plan within {_SCHEDULE_TIMEOUT_S:g} s."))
             return None
         except _ABSENT as error:
+            self._unanswered.set()
             self._avoid(error)
             return None
         except (InvalidArgument, TooLarge):
@@ -162,13 +172,13 @@ class Conductor:
     def _give_back(self, request_id: str, code: EndCode, call: asyncio.Future[pb.ScheduleResponse]) -> None:
         if call.cancelled() or call.exception() is not None:
             return
-        response = call.result()
-        if response.admitted:
-            phase = pb.REQUEST_PHASE_ABORTED
-            self.report(
-                request_id,
-                pb.ReportProgressRequest(decision_id=response.decision_id, phase=phase, code=code),
-            )
+        if call.result().admitted:
+            self.give_back(request_id, call.result().decision_id, code)
+
+    def give_back(self, request_id: str, decision_id: str, code: EndCode) -> None:
+        """Nothing will be done by this decision, or nothing more: the conductor need not count it."""
+        phase = pb.REQUEST_PHASE_ABORTED
+        self.report(request_id, pb.ReportProgressRequest(decision_id=decision_id, phase=phase, code=code))
 
     async def find_blocks(self, keys: bytes, store_node: str, pool_tenant: str) -> int | None:
         """How many leading blocks of packed keys the pool has; None when the pool does not say. Never raises.
@@ -206,35 +216,33 @@ class Conductor:
         self._list.take(response)
         return self._list
 
+    async def lease_limits(
+        self, uses: Sequence[pb.LimitUse], timeout_s: float, *, whole: bool
+    ) -> pb.LeaseLimitsResponse:
+        """Say what is used of tenants' limits, and hear what may be used. Raises MooncacheError.
+
+        whole: these are all of them.
+        """
+        self._lease_sequence += 1
+        request = pb.LeaseLimitsRequest(
+            gateway_id=self.gateway_id,
+            gateway_run=self._run,
+            sequence=self._lease_sequence,
+            uses=uses,
+            whole=whole,
+        )
+        return await self._link.call("LeaseLimits", request, pb.LeaseLimitsResponse, timeout_s)
+
     def report(self, request_id: str, report: pb.ReportProgressRequest) -> None:
         """Report soon; never waits. There is nothing to report of decisions that no conductor made."""
         if not report.decision_id:
             return
+        self._reports.add(request_id, report)
         self._open.reported(report)
-        try:
-            self._queues[zlib.crc32(report.decision_id.encode()) % REPORT_LANES].put_nowait(
-                (request_id, report)
-            )
-        except asyncio.QueueFull:
-            self._stats.updates_dropped.inc()
 
     async def send_reports(self, lane: int) -> None:
-        """Send the reports of one lane forever; a report that does not get through is dropped."""
-        queue = self._queues[lane]
-        while True:
-            request_id, request = await queue.get()
-            while not queue.empty() and len(request.more) < _BATCH_MAX - 1:
-                request.more.append(queue.get_nowait()[1])
-            await self._resume(self._link.term)
-            try:
-                with structlog.contextvars.bound_contextvars(request_id=request_id):
-                    await self._link.call(
-                        "ReportProgress", request, pb.ReportProgressResponse, _REPORT_TIMEOUT_S
-                    )
-            except _ABSENT:
-                self._stats.updates_dropped.inc(1 + len(request.more))
-            except MooncacheError:
-                self._stats.updates_dropped.inc()
+        """Send the reports of one lane until cancelled."""
+        await self._reports.run(lane)
 
     async def follow_leader(self, me: Callable[[], pb.Gateway]) -> None:
         """Tell each new leader of the requests under way, until cancelled. me: this gateway, as it is then."""
@@ -254,17 +262,39 @@ class Conductor:
                 return
             try:
                 for request in self._open.requests(self._me()):
-                    await self._link.call(
-                        "ResumeRequests", request, pb.ResumeRequestsResponse, _REPORT_TIMEOUT_S
-                    )
+                    await self._resume_call(request)
             except MooncacheError as error:
                 self._refused(error)
                 return
             self._resumed_term = term
 
+    async def _resume_call(self, request: pb.ResumeRequestsRequest) -> None:
+        """One part of what is under way. Raises MooncacheError."""
+        request.gateway_run = self._run
+        if request.last:  # a request that has ended is named until its end is acknowledged
+            room = OPEN_MAX - len(request.open_decision_ids)
+            request.open_decision_ids.extend(itertools.islice(self._reports.open_ends(), room))
+        await self._link.call("ResumeRequests", request, pb.ResumeRequestsResponse, REPORT_TIMEOUT_S)
+
+    async def unanswered(self, at_most_s: float) -> None:
+        """Wait until a question for a plan got no answer, so that the conductor may count one that never came.
+
+        A question that gets none after this is for the next wait: its plan is too young for the list that follows.
+        """
+        await wait_for_event(self._unanswered, at_most_s)
+        self._unanswered.clear()
+
+    async def name_open_requests(self, me: pb.Gateway) -> bool:
+        """Name the decisions of all requests under way to the conductor; whether it has heard. Never raises."""
+        try:
+            await self._resume_call(self._open.named(me))
+        except MooncacheError:
+            return False
+        return True
+
     async def flush(self) -> None:
-        """Wait until nothing is queued; the caller bounds it."""
-        while any(queue.qsize() for queue in self._queues) and self.present:
+        """Wait until every report is acknowledged, or the conductor is away; the caller bounds it."""
+        while len(self._reports) and self.present:
             await self._clock.sleep(0.01)
 
     async def close(self) -> None:
@@ -314,6 +344,12 @@ class RequestPlanner:
             return await self._schedule()
         except (faults.Refusal, MooncacheError):
             return None
+
+    def take(self, plan: RequestPlan) -> None:
+        """Put another plan in force. The conductor hears of the old one's end when it did not make the new one."""
+        old, self.plan = self.plan, plan
+        if old.decision_id and not plan.decision_id:
+            self._conductor.give_back(self._exchange.request_id, old.decision_id, EndCode.REPLACED)
 
     def served(self) -> None:
         """The request has its answer: it is not the kind that ends engines."""

@@ -10,6 +10,8 @@ import contextlib
 import io
 import os
 import ssl
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
@@ -27,6 +29,7 @@ from mooncache.runtime import tracing
 ANSWER_BYTES_MAX: Final = 512 << 20
 _ERROR_BYTES_MAX: Final = 1 << 20
 # Below the five seconds after which uvicorn, hence every engine, closes an idle connection.
+_ENGINES_MAX: Final = 4096  # whose key is remembered
 _KEEP_ALIVE_S: Final = 3.0
 _READ_BYTES: Final = 1 << 18
 _WHOLE_BYTES_MAX: Final = 1 << 20
@@ -42,9 +45,15 @@ class Engines:
     """Makes calls; `close` ends those under way."""
 
     def __init__(
-        self, key: str, connect_timeout_s: float, tls: ssl.SSLContext | None = None, server_name: str = ""
+        self,
+        keys: Callable[[], Sequence[str]],
+        connect_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+        server_name: str = "",
     ) -> None:
-        self._key = key
+        """keys: those that engines may take, the likeliest first. An engine takes the one that it was started with."""
+        self._keys = keys
+        self._taken: dict[str, str] = {}  # by URL, of engines that did not take the first one
         self._tls = tls
         self._server_name = server_name or None
         self._timeout = aiohttp.ClientTimeout(
@@ -82,14 +91,13 @@ class Engines:
         """
         assert self._session is not None, "open has not run"
         headers = {
-            "authorization": f"Bearer {self._key}",
             "content-type": "application/json",
             "accept-encoding": "identity",
             "x-request-id": request_id,
         }
         tracing.inject(headers)
         try:
-            answer = EngineAnswer(await self._send(url + path, body, headers))
+            answer = EngineAnswer(await self._send_with_key(url, path, body, headers))
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnavailable(f"The engine cannot be reached ({_reason(error)}).") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -100,6 +108,29 @@ class Engines:
             async with answer:
                 await raise_refusal(answer)
         return answer
+
+    async def _send_with_key(
+        self, url: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> aiohttp.ClientResponse:
+        """Show the key that this engine took last. One that was started before the token was replaced has the other."""
+        keys = self._keys()
+        first = self._taken.get(url, keys[0])
+        others = [key for key in keys if key != first]
+        answer = await self._send(url + path, body, {**headers, "authorization": f"Bearer {first}"})
+        for key in others:
+            if answer.status != HTTPStatus.UNAUTHORIZED:
+                return answer
+            answer.close()
+            answer = await self._send(url + path, body, {**headers, "authorization": f"Bearer {key}"})
+            if answer.status != HTTPStatus.UNAUTHORIZED:
+                self._note(url, key, keys)
+        return answer
+
+    def _note(self, url: str, key: str, keys: Sequence[str]) -> None:
+        if key == keys[0]:
+            self._taken.pop(url, None)
+        elif len(self._taken) < _ENGINES_MAX:
+            self._taken[url] = key
 
     async def _send(self, url: str, body: bytes, headers: dict[str, str]) -> aiohttp.ClientResponse:
         assert self._session is not None

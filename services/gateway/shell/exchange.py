@@ -13,6 +13,7 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Final, Self
 
+from mooncache.accounts.core.usage import WorkClass
 from mooncache.errors import DeadlineExceeded, InvalidArgument, LimitExceeded
 from mooncache.gateway.core import faults
 from mooncache.gateway.core.bodies import BodyLimit, Budget
@@ -46,8 +47,9 @@ class Exchange:
     Attributes: `headers` of the request, lower case; `reply_headers` are added to whatever answer follows; `caller`
     once authenticated; `begun` once the head of the answer is out; `gone` once the client has left;
     `notes` go into the log line of the request; `body_budget` counts the body's bytes until `release_body`;
-    `entered` once it counts among its tenant's requests; `offline` of a batch, which takes what is idle; `answered`
-    once all of the answer is on its way; `ended_by` once its key has ended, with what is answered then.
+    `entered` has the holders of limits among whose requests it counts; `offline` of a batch, which takes what is
+    idle; `answered` once all of the answer is on its way; `ended_by` once its key has ended, with what is answered
+    then.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Exchange:
         self.gone = False
         self.unread = False
         self.notes: dict[str, Any] = {}
-        self.entered = False
+        self.entered: list[str] = []
         self.offline = False
         self.answered = False
         self.ended_by: Fault | None = None
@@ -74,6 +76,11 @@ class Exchange:
         self._body_bytes = 0
         self._receive, self._send = receive, send
         self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def work_class(self) -> WorkClass:
+        """Under which class its tokens are metered."""
+        return WorkClass.OFFLINE if self.offline else WorkClass.ONLINE
 
     def require_caller(self) -> Caller:
         """Who sent the request; for what runs after authentication only."""

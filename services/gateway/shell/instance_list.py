@@ -15,6 +15,7 @@ class InstanceList:
     run: int = 0  # of the conductor that gave the last answer, 0 before the first one
     version: int = 0
     views: list[pb.InstanceView] = field(default_factory=list)
+    gateway_count: int = 0  # as the last answer said
 
     def question(
         self, known_version: int, wait_s: float, me: pb.Gateway | None = None
@@ -26,6 +27,7 @@ class InstanceList:
             known_run=self.run if known_version == self.version else 0,
             passports_apart=True,
             gateway=me,
+            known_gateways=None if me is None else self.gateway_count,
         )
 
     def take(self, answer: pb.ListInstancesResponse) -> None:
@@ -39,6 +41,7 @@ class InstanceList:
         known.update((view.instance.instance_id, view) for view in answer.instances)
         self.views = [known[name] for name in sorted(known)]
         self.run, self.version = answer.run, answer.version
+        self.gateway_count = answer.gateway_count
 
 
 def engine_instance_of(view: pb.InstanceView) -> EngineInstance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,11 +17,15 @@ from mooncache.accounts.core.api_key import (
     id_of,
     is_text_of,
 )
+from mooncache.accounts.core.request_limits import HolderLimits
 from mooncache.accounts.key_store import KeyFileStamp, KeyStore, stamp_of
+from mooncache.accounts.limit_store import LimitHolder, LimitStore, limits_stamp_of
 from mooncache.auth import Authenticator, read_private_file
 from mooncache.errors import ConfigInvalid, PermissionDenied, Unauthenticated
 from mooncache.gateway.core import console_session, faults
+from mooncache.gateway.core.console_session import TenantKey
 from mooncache.gateway.core.faults import Refusal
+from mooncache.gateway.core.holders import holder_of, split_holder
 from mooncache.gateway.core.keyfile import FILE_BYTES_MAX, ApiKey, parse
 from mooncache.gateway.core.rate_limit import RateLimits
 
@@ -32,6 +36,7 @@ TENANT_TOKEN: Final = "token"  # noqa: S105
 _FILE_KEY: Final = "file-"
 _FILE_KEY_DIGITS: Final = 12
 _KEY_CHARS_MAX = 512
+_NO_LIMITS: Final = RateLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ class Caller:
     """An authenticated caller.
 
     Attributes: `admin` holds the cluster token; its requests have no rate limit of their own. `key_id` names the key
-    without opening anything; `scopes` is what the key may be used for.
+    without opening anything; `scopes` is what the key may be used for. `limits` are the tenant's, `key_limits` those
+    of the key beside them.
     """
 
     tenant: str
@@ -47,6 +53,15 @@ class Caller:
     limits: RateLimits
     key_id: str = TENANT_TOKEN
     scopes: frozenset[KeyScope] = TENANT_SCOPES
+    key_limits: RateLimits = _NO_LIMITS
+
+    @property
+    def holders(self) -> list[tuple[str, RateLimits]]:
+        """Whose limits hold for its requests, and which. The key's come first: its requests are the fewer ones."""
+        own = (self.tenant, self.limits)
+        if self.key_limits == _NO_LIMITS:
+            return [own]
+        return [(holder_of(self.tenant, self.key_id), self.key_limits), own]
 
     @property
     def may_end(self) -> bool:
@@ -55,7 +70,10 @@ class Caller:
 
 
 class Keyring:
-    """Checks `Authorization: Bearer ...`. `load` reads the files; `refresh` reads those again that have changed."""
+    """Checks `Authorization: Bearer ...`. `load` reads the files; `refresh` reads those again that have changed.
+
+    Attributes: `budgets` has the money that holders may spend in a month, of those that have a limit.
+    """
 
     def __init__(
         self,
@@ -72,15 +90,19 @@ class Keyring:
         self._wall_s = wall_s
         self._keys: dict[str, ApiKey] = {}
         self._console_names: frozenset[str] = frozenset()
-        self._file_ids: frozenset[str] = frozenset()
+        self._file_ids: dict[str, ApiKey] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._made: dict[str, ApiKeyRecord] = {}
         self._made_stamp: KeyFileStamp | None = None
+        self._set: dict[LimitHolder, HolderLimits] = {}
+        self._set_stamp: KeyFileStamp | None = None
+        self.budgets: dict[str, float] = {}
 
     def load(self) -> None:
         """Raises ConfigInvalid for a missing, malformed or too widely readable file."""
         self._load_file()
         self._load_made()
+        self._load_limits()
 
     def _load_file(self) -> None:
         if self._path is None:
@@ -88,11 +110,11 @@ class Keyring:
         data, status = read_private_file(self._path, "gateway.keys_file", FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigInvalid(f"gateway.keys_file {self._path} is larger than {FILE_BYTES_MAX} bytes.")
-        self._keys = parse(data.decode("utf-8", "replace"), self._defaults)
+        self._keys = parse(data.decode("utf-8", "replace"), _NO_LIMITS)
         self._console_names = frozenset(
             digest[: console_session.KEY_DIGITS] for digest, key in self._keys.items() if key.console
         )
-        self._file_ids = frozenset(map(_file_key_id, self._keys))
+        self._file_ids = {_file_key_id(digest): key for digest, key in self._keys.items()}
         self._stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
 
     def _load_made(self) -> bool:
@@ -107,12 +129,33 @@ class Keyring:
         self._made_stamp = stamp
         return True
 
+    def _load_limits(self) -> bool:
+        """Read limits that were set, when they have changed; True when they had."""
+        stamp = limits_stamp_of(self._folder)
+        if stamp == self._set_stamp:
+            return False
+        if stamp is None:
+            raise ConfigInvalid(f"The file of limits in {self._folder} is gone; its limits stay in force.")
+        with LimitStore(self._folder) as store:
+            self._set = store.all()
+        self._set_stamp = stamp
+        self.budgets = {
+            holder_of(*holder) if holder[1] else holder[0]: limits.money_per_month
+            for holder, limits in self._set.items()
+            if limits.money_per_month
+        }
+        return True
+
     def refresh(self) -> bool:
         """Read again what changed; True when something did.
 
         Raises ConfigInvalid for a file that is wrong or gone; the keys of before stay in force.
         """
-        changed = self._load_made()
+        try:
+            changed = self._load_made()
+        finally:  # one file that is wrong does not hold up the other
+            limits_changed = self._load_limits()
+        changed |= limits_changed
         if self._path is None:
             return changed
         try:
@@ -125,29 +168,81 @@ class Keyring:
         return True
 
     def limit(self, defaults: RateLimits) -> None:
-        """Other limits for whoever has none of its own; the file is read again for them by the next `refresh`."""
-        self._defaults, self._stamp = defaults, None
+        """Other limits for whoever has none of its own."""
+        self._defaults = defaults
 
     def console_name(self, authorization: str) -> str:
-        """The name under which `Bearer <key>` signs in to the console.
+        """The name under which `Bearer <key>` signs in to the console: an operator's, or a tenant's.
 
-        Raises Unauthenticated for an unknown key, PermissionDenied for one that does not open the console.
+        Raises Unauthenticated for an unknown key, PermissionDenied for one that is not for reading usage.
         """
         caller = self.identify(authorization)
         if caller.admin:
             return console_session.CLUSTER
         digest = hashlib.sha256(authorization.partition(" ")[2].strip().encode()).hexdigest()
         name = digest[: console_session.KEY_DIGITS]
-        if not self.opens_console(name):
+        if self.opens_console(name):
+            return name
+        if KeyScope.USAGE not in caller.scopes:
             raise PermissionDenied(
-                f"This is a key of tenant {caller.tenant}. The console shows all tenants' requests, so it needs the "
-                "cluster token, or a key with `console = true` in gateway.keys_file."
+                f"This is a key of tenant {caller.tenant} without the scope usage, so it opens no page of the console."
             )
-        return name
+        return TenantKey(caller.tenant, caller.key_id).who
 
     def opens_console(self, name: str) -> bool:
-        """Whether who signed in under this name may still see the console."""
+        """Whether who signed in under this name is an operator and may still see the console."""
         return name == console_session.CLUSTER or name in self._console_names
+
+    def is_signed_in(self, name: str) -> bool:
+        """Whether who signed in under this name may still see what it could: an operator, or a tenant."""
+        key = console_session.tenant_key_of(name)
+        if key is None:
+            return self.opens_console(name)
+        if key.key_id == TENANT_TOKEN:
+            return bool(key.tenant)
+        if (in_file := self._file_ids.get(key.key_id)) is not None:
+            return in_file.tenant == key.tenant
+        record = self._made.get(key.key_id)
+        return (
+            record is not None
+            and record.state(self._wall_s()) is KeyState.VALID
+            and record.tenant == key.tenant
+            and KeyScope.USAGE in record.scopes
+        )
+
+    def limits_of(self, tenant: str, key_id: str) -> tuple[RateLimits, RateLimits]:
+        """What requests of a tenant may ask for, and what those with this key."""
+        if (in_file := self._file_ids.get(key_id)) is not None:
+            return self._tenant_limits(tenant, in_file.limits), _NO_LIMITS
+        record = self._made.get(key_id)
+        said = _NO_LIMITS if record is None else _limits_said_by(record)
+        return self._tenant_limits(tenant, said), self._key_limits(tenant, key_id)
+
+    def running_limit(self, holder: str) -> int:
+        """How many requests of a tenant, or with a key, may be under way; 0: no limit."""
+        tenant, key_id = split_holder(holder)
+        if key_id:
+            return self._key_limits(tenant, key_id).requests_under_way
+        return self._tenant_limits(tenant).requests_under_way
+
+    def _tenant_limits(self, tenant: str, said: RateLimits = _NO_LIMITS) -> RateLimits:
+        """A tenant's limits: as its key says, else as was set for the tenant, else the gateway's settings."""
+        own = self._set.get((tenant, ""))
+        if own is None and said == _NO_LIMITS:
+            return self._defaults
+        own = own or HolderLimits()
+        defaults = self._defaults
+        return RateLimits(
+            said.requests_per_minute or own.requests_per_minute or defaults.requests_per_minute,
+            said.tokens_per_minute or own.tokens_per_minute or defaults.tokens_per_minute,
+            own.requests_under_way or defaults.requests_under_way,
+            own.tokens_under_way or defaults.tokens_under_way,
+            own.money_per_month,
+        )
+
+    def _key_limits(self, tenant: str, key_id: str) -> RateLimits:
+        own = self._set.get((tenant, key_id)) if key_id else None
+        return _NO_LIMITS if own is None else RateLimits(*astuple(own))
 
     def identify(self, authorization: str) -> Caller:
         """Who presents `Bearer <key>`. Raises Unauthenticated, Refusal; the key never shows in the text."""
@@ -160,7 +255,8 @@ class Keyring:
             digest = hashlib.sha256(key.encode()).hexdigest()
             found = self._keys.get(digest)
             if found is not None:
-                return Caller(found.tenant, False, found.limits, _file_key_id(digest))
+                limits = self._tenant_limits(found.tenant, found.limits)
+                return Caller(found.tenant, False, limits, _file_key_id(digest))
         elif not authorization:
             raise Unauthenticated(
                 "You did not provide an API key. Send it as `Authorization: Bearer YOUR_KEY`; "
@@ -172,7 +268,7 @@ class Keyring:
             raise _unknown() from None
         if identity.admin:
             return Caller(identity.tenant, True, RateLimits(), CLUSTER_KEY, ALL_SCOPES)
-        return Caller(identity.tenant, False, self._defaults)
+        return Caller(identity.tenant, False, self._tenant_limits(identity.tenant))
 
     def end_of(self, key_id: str) -> Refusal | None:
         """Why a key that a request came with opens nothing now; None while it does."""
@@ -189,11 +285,13 @@ class Keyring:
         # Only a holder of the key hears that it has ended.
         if (ended := self.end_of(key_id)) is not None:
             raise ended
-        limits = RateLimits(
-            record.requests_per_minute or self._defaults.requests_per_minute,
-            record.tokens_per_minute or self._defaults.tokens_per_minute,
-        )
-        return Caller(record.tenant, False, limits, key_id, record.scopes)
+        limits = self._tenant_limits(record.tenant, _limits_said_by(record))
+        own = self._key_limits(record.tenant, key_id)
+        return Caller(record.tenant, False, limits, key_id, record.scopes, own)
+
+
+def _limits_said_by(record: ApiKeyRecord) -> RateLimits:
+    return RateLimits(record.requests_per_minute, record.tokens_per_minute)
 
 
 def _file_key_id(digest: str) -> str:

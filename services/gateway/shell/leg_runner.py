@@ -225,7 +225,7 @@ class LegRunner:
     def _session_token(self) -> str:
         """What the engine shows to the pool's nodes: nothing for blocks that are not one tenant's."""
         tenant, state = self._planner.pool_tenant, self._state
-        return session_token(state.token, tenant, state.clock.wall_s()).text if tenant else ""
+        return session_token(state.tokens.signing, tenant, state.clock.wall_s()).text if tenant else ""
 
     def _drop(self, leg: AnyLeg, code: str) -> None:
         if leg.state is not LegState.IDLE:
@@ -294,10 +294,9 @@ class LegRunner:
             may_die_again=may_die_again,
         ):
             new = await self._planner.another()
-        if new is not None:
-            self._planner.plan = (
-                new  # even if it is not carried out: the conductor counts it, and the old one no more
-            )
+        if new is not None and new.decision_id:
+            # Even if it is not carried out: the conductor counts it, and the old one no more.
+            self._planner.take(new)
         if end is LegEnd.SUSPECT and leg.state.has_ended:
             return  # it has answered after all
         step = next_step(leg.role, end, old, new, may_die_again=may_die_again)
@@ -311,6 +310,8 @@ class LegRunner:
             return
         if end is LegEnd.SUSPECT:
             self._account.end(leg.record, EndCode.SUSPECT)
+        if new is not None:
+            self._planner.take(new)
         self._send_again(leg.role, step)
 
     def _send_again(self, role: LegRole, step: LegStep) -> None:

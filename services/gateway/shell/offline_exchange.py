@@ -12,7 +12,9 @@ from mooncache.gateway.shell.keyring import Caller
 
 
 class OfflineExchange(Exchange):
-    """An exchange without a client. It has no rate limit: the conductor says when it may be sent.
+    """An exchange without a client. It has no limit but money: the conductor says when it may be sent.
+
+    budget, key_budget: money in a month of the tenant and of the key; 0: no limit.
 
     Attributes: `admitted` is set once it is; `freed` is set by the first token and by the end of any one; `content` is
     the answer's body so far.
@@ -25,15 +27,24 @@ class OfflineExchange(Exchange):
         *,
         tenant: str,
         admin: bool,
+        key_id: str,
         request_id: str,
         started_s: float,
         freed: asyncio.Event,
+        budget: float = 0,
+        key_budget: float = 0,
     ) -> None:
         scope = {"method": "POST", "path": path, "headers": []}
         super().__init__(
             scope, self._give_body, self._take_answer, request_id=request_id, started_s=started_s
         )
-        self.caller = Caller(tenant, admin, RateLimits())
+        self.caller = Caller(
+            tenant,
+            admin,
+            RateLimits(money_per_month=budget),
+            key_id,
+            key_limits=RateLimits(money_per_month=key_budget),
+        )
         self.offline = True
         self.admitted = asyncio.Event()
         self.freed = freed

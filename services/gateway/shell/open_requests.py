@@ -1,4 +1,4 @@
-"""Requests that a conductor scheduled and that have not ended, so that the next leader can hear of them.
+"""Requests that a conductor scheduled and that have not ended, so that it or the next leader can hear of them.
 
 The conductor's standby knows nearly all of them already; what the leader had not passed on yet is known here alone.
 Keys are left out: who would wait for blocks of these prompts finds them in the pool.
@@ -16,7 +16,7 @@ from mooncache.runtime.clock import Clock
 OPEN_MAX: Final = 65_536
 REPORTS_MAX: Final = 4  # that are kept of one request
 _AT_ONCE: Final = 256
-_ENDS: Final = frozenset(
+ENDS: Final = frozenset(
     {pb.REQUEST_PHASE_FINISHED, pb.REQUEST_PHASE_FAILED, pb.REQUEST_PHASE_ABORTED},
 )
 
@@ -52,7 +52,7 @@ class OpenRequests:
 
     def reported(self, report: pb.ReportProgressRequest) -> None:
         """Something happened to a request."""
-        if report.phase in _ENDS:
+        if report.phase in ENDS:
             self._end(report.decision_id)
             return
         found = self._open.get(report.decision_id)
@@ -71,7 +71,11 @@ class OpenRequests:
                     found[0].age_ms = max(0, round((now_s - found[1]) * 1e3))
                     part.requests.append(found[0])
             yield part
-        yield pb.ResumeRequestsRequest(gateway=me, open_decision_ids=list(self._open), last=True)
+        yield self.named(me)
+
+    def named(self, me: pb.Gateway) -> pb.ResumeRequestsRequest:
+        """The message that lists all that are open now."""
+        return pb.ResumeRequestsRequest(gateway=me, open_decision_ids=list(self._open), last=True)
 
     def _end(self, decision_id: str) -> None:
         found = self._open.pop(decision_id, None)

@@ -8,7 +8,7 @@ Engines name folders of their own machines; the one is taken that this machine h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -93,6 +93,7 @@ class Tokenizers:
     """Tokenizers of the engines' models, loaded in the background.
 
     Args:
+        salts: the root of the salts, as it is then.
         cache_bytes, threads: see PromptReader.load.
         public_prefix: whether requests may share the cache of leading messages that they declare public.
         folders: of models on this machine, besides those that engines name.
@@ -100,7 +101,7 @@ class Tokenizers:
 
     def __init__(
         self,
-        token: auth.Token,
+        salts: Callable[[], auth.Token],
         clock: Clock,
         stats: GatewayMetrics,
         *,
@@ -111,14 +112,14 @@ class Tokenizers:
     ) -> None:
         self._clock, self._stats = clock, stats
         self._cache_bytes, self._threads = cache_bytes, threads
-        self._public_salt = auth.public_salt(token) if public_prefix else ""
+        self._salts, self._public_prefix = salts, public_prefix
         self._folders = tuple(folders)
         self._entries: dict[str, _Entry] = {}
 
     @property
     def public_salt(self) -> str:
         """Salt of public prefixes; "" while sharing is off."""
-        return self._public_salt
+        return auth.public_salt(self._salts()) if self._public_prefix else ""
 
     async def prepare(self, model: FleetModel) -> None:
         """Load the model's tokenizer when it is not loaded yet. Failures are logged and kept as the reason."""
@@ -154,7 +155,7 @@ class Tokenizers:
         if entry is None:
             return None
         passport = passport_to_json(model.passport) if model.passport is not None else ""
-        return TokenizerSource(entry.path, entry.digest, passport, salt, self._public_salt)
+        return TokenizerSource(entry.path, entry.digest, passport, salt, self.public_salt)
 
     async def tokenize(
         self, request: InferenceRequest, content: Content, model: FleetModel, salt: str
@@ -175,7 +176,7 @@ class Tokenizers:
             prompt,
             model.passport,
             salt=salt,
-            public_salt=self._public_salt,
+            public_salt=self.public_salt,
         )
         if prompt.token_count <= _INLINE_TOKENS:
             tokenized = make()

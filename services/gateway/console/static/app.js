@@ -1,16 +1,22 @@
 // The page: who is signed in, which page is open, and the one stream that feeds it.
 
+import { configuration } from "./configuration.js";
 import { el, put } from "./dom.js";
 import { clock } from "./format.js";
 import { instances } from "./instances.js";
 import { listen } from "./live.js";
 import { overview } from "./overview.js";
 import { pool } from "./pool.js";
+import { prefixes } from "./prefixes.js";
 import { request } from "./request.js";
 import { requests } from "./requests.js";
 import { signIn } from "./signin.js";
+import { tenants } from "./tenants.js";
+import { usage } from "./usage.js";
 
-const PAGES = [["overview", "Overview", overview], ["requests", "Requests", requests], ["pool", "Pool", pool], ["instances", "Instances", instances]];
+const PAGES = [["overview", "Overview", overview], ["requests", "Requests", requests], ["pool", "Pool", pool], ["instances", "Instances", instances], ["prefixes", "Prefixes", prefixes], ["tenants", "Tenants", tenants],
+  ["configuration", "Configuration", configuration]];
+const TENANT_PAGES = [["usage", "Usage", usage]];
 const RENEW_MS = 5 * 60 * 1000;
 const THEMES = ["auto", "light", "dark"];
 
@@ -23,6 +29,11 @@ const themeButton = document.getElementById("theme");
 let session = { signed_in: false, policies: [] };
 let page = null;
 let stream = null;
+
+/** What there is to see for who is signed in; the gateway refuses the rest in any case. */
+function pages() {
+  return session.tenant ? TENANT_PAGES : PAGES;
+}
 
 function go(hash) {
   if (location.hash === hash) show();
@@ -41,11 +52,12 @@ function show() {
     page = signIn(main, (said) => { session = said; go(wanted()); });
     return;
   }
-  const found = PAGES.find(([each]) => each === (name === "request" ? "requests" : name)) ?? PAGES[0];
+  const there = pages();
+  const found = there.find(([each]) => each === (name === "request" ? "requests" : name)) ?? there[0];
   document.title = `${found[1]} – Mooncache console`;
-  put(nav, PAGES.map(([each, title], at) => el("a", { href: `#/${each}`, "aria-current": each === found[0] ? "page" : null, title: `${title} (${at + 1})` }, title)));
+  put(nav, there.map(([each, title], at) => el("a", { href: `#/${each}`, "aria-current": each === found[0] ? "page" : null, title: `${title} (${at + 1})` }, title)));
   main.scrollTop = 0;
-  page = name === "request" ? request(main, go, decoded(argument ?? ""), session.policies ?? []) : found[2](main, go);
+  page = name === "request" && !session.tenant ? request(main, go, decoded(argument ?? ""), session.policies ?? []) : found[2](main, go, { took: take, ended: over, acts: Boolean(session.acts) });
   if (!page.topic) return;
   stream = listen(page.topic, { take, state: say, ended: over });
 }
@@ -128,7 +140,7 @@ function keys(event) {
   if (event.key === "Escape" && typing) typing.blur();
   if (typing) return;
   const number = Number(event.key);
-  if (session.signed_in && number >= 1 && number <= PAGES.length) go(`#/${PAGES[number - 1][0]}`);
+  if (session.signed_in && number >= 1 && number <= pages().length) go(`#/${pages()[number - 1][0]}`);
   else if (event.key === "/" && page?.filter) {
     event.preventDefault();
     page.filter.focus();

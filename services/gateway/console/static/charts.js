@@ -63,10 +63,10 @@ function path(line, x, y) {
 }
 
 /** A bar that is filled to a share, with the same in words beside it. */
-export function meter(share, text) {
+export function meter(share, text, { plain = false } = {}) {
   const known = typeof share === "number" && Number.isFinite(share);
   const width = known ? Math.min(1, Math.max(0, share)) : 0;
-  const tone = width >= 0.9 ? "full" : width >= 0.7 ? "high" : "";
+  const tone = plain ? "" : width >= 0.9 ? "full" : width >= 0.7 ? "high" : "";
   return el("span", { class: "meter" },
     el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: `fill ${tone}`, style: { width: `${(width * 100).toFixed(1)}%` } })),
     el("span", { class: "said" }, text));

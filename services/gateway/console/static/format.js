@@ -15,6 +15,14 @@ export function count(value) {
   return String(value);
 }
 
+/** Two significant digits: costs rest on assumptions. */
+export function money(value, currency) {
+  if (!known(value)) return DASH;
+  const text = value === 0 ? "0" : Math.abs(value) >= 100 ? Math.round(value).toLocaleString("en")
+    : value.toLocaleString("en", { maximumSignificantDigits: 2, maximumFractionDigits: 12 });
+  return `${text} ${currency}`;
+}
+
 export function percent(share) {
   if (!known(share)) return DASH;
   const value = share * 100;

@@ -1,12 +1,13 @@
 // Every engine as the conductor sees it.
 
+import { actColumn, instanceDialog } from "./acts.js";
 import { meter } from "./charts.js";
 import { el, put } from "./dom.js";
 import { count, duration, ms, percent } from "./format.js";
 import { badge, silence } from "./parts.js";
 import { table } from "./table.js";
 
-export function instances(root) {
+export function instances(root, go, { acts }) {
   const note = el("div");
   const list = table({
     label: "Instances",
@@ -17,6 +18,7 @@ export function instances(root) {
       { name: "instance", value: (row) => row.id, cell: (row) => el("span", { class: "name", title: row.id }, row.id) },
       { name: "state", value: (row) => row.state, cell: (row) => badge(row.state) },
       { name: "role", value: (row) => row.role },
+      ...actColumn(acts, instanceDialog),
       { name: "KV memory", value: (row) => row.kv_share, cell: (row) => meter(row.kv_share, percent(row.kv_share)) },
       { name: "running", number: true, value: (row) => row.running, cell: (row) => count(row.running) },
       { name: "waiting", number: true, value: (row) => row.waiting, cell: (row) => count(row.waiting) },

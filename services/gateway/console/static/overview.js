@@ -2,7 +2,7 @@
 
 import { chart, meter } from "./charts.js";
 import { el, put } from "./dom.js";
-import { bytes, count, duration, ms, percent, plural } from "./format.js";
+import { bytes, count, duration, money, ms, percent, plural } from "./format.js";
 import { badge, silence, tile } from "./parts.js";
 
 export function overview(root) {
@@ -11,7 +11,7 @@ export function overview(root) {
 }
 
 function draw(root, document) {
-  put(root, heading(document), silence(document), tiles(document), charts(document), lists(document));
+  put(root, heading(document), silence(document), tiles(document), holes(document), charts(document), lists(document));
 }
 
 function heading(document) {
@@ -36,9 +36,16 @@ function tiles(document) {
       f.kept_share === null ? "" : f.kept_share >= 0.99 ? "good" : f.kept_share >= 0.9 ? "busy" : "bad"),
     tile("Hit ratio", percent(f.hit_share), `${count(f.cached_tokens)} of ${count(f.prompt_tokens)} prompt tokens`),
     tile("Tokens not computed", count(f.cached_tokens), saved(f.saved_s)),
+    document.currency === null || document.currency === undefined ? null
+      : tile("Money spent", money(f.cost, document.currency), f.saved_cost === null ? "what caches saved is not known yet" : `caches saved ${money(f.saved_cost, document.currency)}`),
     tile("Requests", count(f.requests), `${count(running)} running${broken ? `, ${count(broken)} refused or failed` : ""}`),
     tile("First token", ms(f.ttft_p50_ms), `median; 95 of 100 within ${ms(f.ttft_p95_ms)}`),
     tile("Between tokens", ms(f.tbt_p50_ms), `median; 95 of 100 within ${ms(f.tbt_p95_ms)}`));
+}
+
+/** What the price book leaves out, so that a small sum does not pass for a whole one. */
+function holes(document) {
+  return document.price_holes?.length ? el("p", { class: "dim" }, `Price book: ${document.price_holes.join("; ")}.`) : null;
 }
 
 /** Time of engines that caches saved; below 0 they took longer than computing was expected to. */

@@ -1,14 +1,15 @@
 // The pool: every store node with its tiers, how full they are, and what is wrong.
 
+import { actColumn, nodeDialog } from "./acts.js";
 import { meter } from "./charts.js";
 import { el, put } from "./dom.js";
 import { bytes, count, duration, percent } from "./format.js";
 import { badge, silence, tile } from "./parts.js";
-import { table } from "./table.js";
+import { plain, table } from "./table.js";
 
 const TIERS = { hbm: "GPU", dram: "DRAM", ssd: "SSD", shared: "shared", disk: "disks" };
 
-export function pool(root) {
+export function pool(root, go, { acts }) {
   const note = el("div");
   const sums = el("section", { class: "tiles", "aria-label": "Tiers" });
   const list = table({
@@ -19,6 +20,7 @@ export function pool(root) {
     columns: [
       { name: "node", value: (row) => row.id, cell: (row) => el("span", { class: "name", title: row.id }, row.id) },
       { name: "state", value: (row) => row.state, cell: (row) => badge(row.state) },
+      ...actColumn(acts, nodeDialog),
       { name: "memory", value: (row) => full(row), cell: (row) => meter(full(row), `${percent(full(row))} of ${bytes(row.capacity_bytes)}`) },
       { name: "tiers", value: (row) => row.tiers.map((tier) => TIERS[tier.tier] ?? tier.tier).join(" "), cell: tiers },
       { name: "pinned", number: true, wide: true, value: (row) => row.pinned_bytes, cell: (row) => bytes(row.pinned_bytes) },
@@ -28,13 +30,16 @@ export function pool(root) {
       { name: "remark", value: (row) => row.remark, cell: (row) => row.remark || "" },
     ],
   });
-  put(root, el("h1", null, "Pool"), note, sums, list.node);
+  const tasks = el("section", { class: "panel", "aria-label": "Tasks", hidden: true });
+  put(root, el("h1", null, "Pool"), note, sums, list.node, tasks);
   return {
     topic: "pool",
     filter: list.filter,
     take(document) {
       put(note, silence(document));
-      put(sums, totals(document.nodes ?? []));
+      put(sums, totals(document.nodes ?? []), copies(document.repair));
+      tasks.hidden = !document.tasks?.length;
+      put(tasks, el("h2", null, "Tasks"), taskTable(document.tasks ?? []));
       list.show(document.nodes ?? []);
     },
     close: list.close,
@@ -65,4 +70,19 @@ function totals(nodes) {
   return [...found].map(([tier, sum]) => tile(TIERS[tier] ?? tier,
     sum.capacity ? bytes(sum.capacity) : bytes(sum.used),
     `${sum.capacity ? (sum.unknown ? "use is not said by tier" : `${percent(sum.used / sum.capacity)} used`) : "of blocks"} · ${sum.nodes} ${sum.nodes === 1 ? "node" : "nodes"}`));
+}
+
+/** Whether blocks have their copies. */
+function copies(repair) {
+  if (!repair) return null;
+  const left = [repair.left_bytes ? `${bytes(repair.left_bytes)} to copy` : "", repair.left_s ? `${duration(repair.left_s)} left` : "", repair.bytes_per_s ? `${bytes(repair.bytes_per_s)}/s` : ""];
+  const wanted = `${repair.replicas} wanted of each block`;
+  return tile("Copies", repair.state, left.filter(Boolean).join(" · ") || wanted, { repairing: "busy", waiting: "busy", blocked: "bad" }[repair.state] ?? "");
+}
+
+/** The newest tasks of the master: what is drained and copied, and how far it is. */
+function taskTable(rows) {
+  return plain("Tasks", ["task", "of", "state", ["blocks"], ["failed"], ["copied"], ["since"], "remark"], rows.map((row) => [
+    row.kind, el("span", { class: "name", title: row.of }, row.of || "–"), badge(row.state), `${count(row.done)} of ${count(row.blocks)}`, count(row.failed), bytes(row.bytes),
+    duration(row.age_s), el("span", { class: "name long", title: row.message }, row.message)]));
 }

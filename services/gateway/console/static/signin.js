@@ -27,12 +27,12 @@ export function signIn(root, done) {
   } },
     el("h1", null, "Sign in"),
     el("input", { type: "text", autocomplete: "username", value: "mooncache console", hidden: true, readonly: true }),
-    el("label", { for: "key" }, "Cluster token, or a key that opens the console"), key, button, said,
+    el("label", { for: "key" }, "Cluster token, or your key"), key, button, said,
     el("div", { id: "how", class: "dim" },
       el("p", null, "The cluster token is a line ", el("code", null, "mcc1.…"), ". On a machine of the cluster ", el("code", null, "mooncache token"), " prints it; ",
         "in the state folder it is the file ", el("code", null, "cluster.token"), "."),
-      el("p", null, "To look without the token, give a key of your own ", el("code", null, "console = true"), " in ", el("code", null, "gateway.keys_file"), ". Keys of tenants do not open the console."),
-      el("p", null, "The console only shows; it changes nothing.")));
+      el("p", null, "To look without the token, give a key of your own ", el("code", null, "console = true"), " in ", el("code", null, "gateway.keys_file"), ". Keys of tenants show the tenant's own usage alone."),
+      el("p", null, "With the cluster token you may also drain engines and nodes, and change roles. Each act is kept in the audit log.")));
   put(root, form);
   key.focus();
   return { topic: null, take() {}, close() {} };

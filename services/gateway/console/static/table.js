@@ -17,6 +17,7 @@ export function table({ columns, key, open = null, noun, empty, label, sort = nu
   let wanted = "";
   let current = null; // key of the row that has the focus ring
   let frame = 0;
+  let drawn = new Map(); // rows in the document, by their place
 
   const filter = el("input", {
     type: "search", class: "filter", placeholder: `Filter ${noun[1]}`, "aria-label": `Filter ${noun[1]}`, autocomplete: "off",
@@ -28,6 +29,8 @@ export function table({ columns, key, open = null, noun, empty, label, sort = nu
     return el("th", { scope: "col", class: classOf(column) }, button);
   });
   const body = el("tbody");
+  const above = gap(); // rows that are not drawn, as empty space
+  const below = gap();
   const grid = el("table", { "aria-label": label }, el("thead", null, el("tr", null, heads)), body);
   const scroller = el("div", { class: tall ? "scroll tall" : "scroll", tabindex: "0", role: "region", "aria-label": label }, grid);
   scroller.addEventListener("scroll", later);
@@ -72,10 +75,12 @@ export function table({ columns, key, open = null, noun, empty, label, sort = nu
   }
 
   function later() {
-    if (!frame) frame = requestAnimationFrame(() => { frame = 0; draw(); });
+    if (!frame) frame = requestAnimationFrame(() => { frame = 0; draw(drawn); });
   }
 
-  function draw() {
+  /** before: rows in the document that are still right, by their place; none after the rows have changed. */
+  function draw(before = new Map()) {
+    drawn = new Map();
     if (!shown.length) {
       put(body, el("tr", null, el("td", { colspan: columns.length, class: "empty" }, rows.length ? "No row has this text." : empty)));
       return;
@@ -83,14 +88,28 @@ export function table({ columns, key, open = null, noun, empty, label, sort = nu
     const height = scroller.clientHeight || 600;
     const from = Math.max(0, Math.min(shown.length - 1, Math.floor(scroller.scrollTop / ROW_PX) - AROUND));
     const to = Math.min(shown.length, from + Math.ceil(height / ROW_PX) + 2 * AROUND);
+    for (let at = from; at < to; at += 1) drawn.set(at, before.get(at) ?? line(shown[at], at));
+    const kept = [...drawn].find(([at]) => before.has(at));
+    if (kept) { // a list that is scrolled: only the rows at its ends change
+      for (const [at, row] of before) if (!drawn.has(at)) row.remove();
+      for (const [at, row] of drawn) if (!before.has(at)) body.insertBefore(row, at < kept[0] ? kept[1] : below);
+    }
+    space(above, from);
+    space(below, shown.length - to);
+    if (kept) return;
     const focused = document.activeElement?.closest?.("tr")?.dataset.key ?? null;
-    put(body, gap(from), shown.slice(from, to).map((row, at) => line(row, from + at)), gap(shown.length - to));
-    // A link that had the focus has it again in its new row.
-    if (focused !== null) [...body.rows].find((row) => row.dataset.key === focused)?.querySelector("a")?.focus({ preventScroll: true });
+    put(body, above, ...drawn.values(), below);
+    // A link or button that had the focus has it again in its new row.
+    if (focused !== null) [...body.rows].find((row) => row.dataset.key === focused)?.querySelector("a,button")?.focus({ preventScroll: true });
   }
 
-  function gap(number) {
-    return number ? el("tr", { class: "gap", "aria-hidden": "true" }, el("td", { colspan: columns.length, style: { height: `${number * ROW_PX}px` } })) : null;
+  function gap() {
+    return el("tr", { class: "gap", "aria-hidden": "true" }, el("td", { colspan: columns.length }));
+  }
+
+  function space(row, number) {
+    row.hidden = !number;
+    row.cells[0].style.height = `${number * ROW_PX}px`;
   }
 
   function line(row, at) {

@@ -1,0 +1,41 @@
+"""Limits on requests that an operator sets for a tenant, or for one of its keys beside its tenant's."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Final
+
+from mooncache.errors import InvalidArgument
+
+AMOUNT_MAX: Final = 1e12
+COUNT_MAX: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class HolderLimits:
+    """All gateways together keep to them. 0: of a tenant as the gateway's setting says, of a key none."""
+
+    requests_per_minute: float = 0
+    tokens_per_minute: float = 0
+    """Prompt and output tokens."""
+    requests_under_way: int = 0
+    """From admission to the end of the answer."""
+    tokens_under_way: int = 0
+    """Of requests under way: tokens of their prompts, and those that they may still generate."""
+    money_per_month: float = 0
+    """In a calendar month (UTC), in the currency of the gateways' price book."""
+
+    def check(self) -> None:
+        """Raises InvalidArgument for what no limit can be."""
+        for name, value in asdict(self).items():
+            most = COUNT_MAX if name == "requests_under_way" else AMOUNT_MAX
+            if not math.isfinite(value) or not 0 <= value <= most:
+                raise InvalidArgument(f"{name} is from 0 (no limit) to {most:g}.")
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return any(asdict(self).values())
+
+
+LIMIT_NAMES: Final = tuple(each.name for each in fields(HolderLimits))

@@ -1,0 +1,94 @@
+"""Limits of tenants and keys in an SQLite file of this host: set by the operator's commands, read by gateways.
+
+A tenant's limits have the key "". Whoever has a row has all limits of it; a row of zeros is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mooncache.accounts.core.api_key import is_key_id
+from mooncache.accounts.core.request_limits import LIMIT_NAMES, HolderLimits
+from mooncache.accounts.database import AccountFile, DatabaseFormat, transaction, translated
+from mooncache.accounts.key_store import KeyFileStamp, stamp_of
+from mooncache.auth import check_tenant_name
+from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded
+
+FILE_NAME: Final = "limits.sqlite"
+ROWS_MAX: Final = 200_000
+_WHAT: Final = "The file of limits"
+_FORMAT: Final = DatabaseFormat(
+    what=_WHAT,
+    number=0x6D636C69,  # "mcli"
+    version=1,
+    schema="""CREATE TABLE request_limit (
+        tenant TEXT NOT NULL, key_id TEXT NOT NULL, requests_per_minute REAL NOT NULL, tokens_per_minute REAL NOT NULL,
+        requests_under_way INTEGER NOT NULL, tokens_under_way INTEGER NOT NULL, money_per_month REAL NOT NULL,
+        PRIMARY KEY (tenant, key_id)
+    ) STRICT, WITHOUT ROWID""",
+)
+_COLUMNS: Final = ", ".join(("tenant", "key_id", *LIMIT_NAMES))
+_LimitRow = tuple[str, str, float, float, int, int, float]
+LimitHolder = tuple[str, str]
+"""Tenant and key; "" for the tenant's own limits."""
+
+
+class LimitStore(AccountFile):
+    """The file of limits in a folder. Use as `with LimitStore(folder) as store`; all methods block for a moment."""
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        """Raises ConfigInvalid."""
+        super().__init__(folder / FILE_NAME, _FORMAT, create=create)
+
+    def set(self, tenant: str, key_id: str, limits: HolderLimits) -> None:
+        """Keep all limits of a tenant (`key_id` "") or of a key. Raises InvalidArgument, LimitExceeded."""
+        limits.check()
+        _check_holder(tenant, key_id)
+        ask = self._database.execute
+        with transaction(self._database, self.path, _WHAT):
+            ask("DELETE FROM request_limit WHERE tenant = ? AND key_id = ?", (tenant, key_id))
+            if not limits:
+                return
+            if ask("SELECT count(*) FROM request_limit").fetchone()[0] >= ROWS_MAX:
+                raise LimitExceeded(
+                    f"{self.path} has limits of {ROWS_MAX} tenants and keys, which is the most."
+                )
+            marks = ",".join("?" * (2 + len(LIMIT_NAMES)))
+            values = (tenant, key_id, *astuple(limits))
+            ask(f"INSERT INTO request_limit ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608
+
+    def all(self) -> dict[LimitHolder, HolderLimits]:
+        """Every row. Raises ConfigInvalid for one that is no limits."""
+        with translated(self.path, _WHAT):
+            rows = self._database.execute(
+                f"SELECT {_COLUMNS} FROM request_limit LIMIT ?",  # noqa: S608
+                (ROWS_MAX + 1,),
+            ).fetchall()
+        if len(rows) > ROWS_MAX:
+            raise ConfigInvalid(f"{_WHAT} {self.path} has more than {ROWS_MAX} rows.")
+        return dict(map(self._row, rows))
+
+    def _row(self, row: tuple[object, ...]) -> tuple[LimitHolder, HolderLimits]:
+        try:
+            tenant, key_id, *values = msgspec.convert(row, _LimitRow)
+            limits = HolderLimits(*values)
+            limits.check()
+            _check_holder(tenant, key_id)
+        except (InvalidArgument, msgspec.ValidationError) as error:
+            raise ConfigInvalid(f"{_WHAT} {self.path} has a row that is no limits: {error}") from None
+        return (tenant, key_id), limits
+
+
+def limits_stamp_of(folder: Path) -> KeyFileStamp | None:
+    """What to compare to see whether limits changed, without a lock; None: there is no file. Raises ConfigInvalid."""
+    return stamp_of(folder, FILE_NAME, _WHAT)
+
+
+def _check_holder(tenant: str, key_id: str) -> None:
+    check_tenant_name(tenant)
+    if key_id and not is_key_id(key_id):
+        raise InvalidArgument(f"{key_id[:80]!r} is no id of a key; `mooncache key ls` lists them.")

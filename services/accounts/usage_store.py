@@ -1,0 +1,109 @@
+"""Usage in an SQLite file of this host: gateways add what they counted, commands and tenants read sums.
+
+Several gateways share the file. Each adds numbered parts, and the file knows the last number of each, so a part whose
+commit was in doubt is written again without being counted twice. Rows are kept for KEPT_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mooncache.accounts.core.usage import COUNTS, UsageCounts, UsageField, UsagePart, UsageSum
+from mooncache.accounts.database import AccountFile, DatabaseFormat, transaction, translated
+from mooncache.errors import ConfigInvalid, LimitExceeded
+
+FILE_NAME: Final = "usage.sqlite"
+KEPT_S: Final = 400 * 86_400
+SUMS_MAX: Final = 100_000
+_WRITER_KEPT_S: Final = 7 * 86_400  # a part is repeated within seconds of its first try
+_CLEAN_EVERY: Final = 512  # parts of a writer: some ten minutes
+_WHAT: Final = "The file of usage"
+_FORMAT: Final = DatabaseFormat(
+    what=_WHAT,
+    number=0x6D637573,  # "mcus"
+    version=1,
+    schema="""CREATE TABLE usage (
+        hour_s INTEGER NOT NULL, tenant TEXT NOT NULL, key_id TEXT NOT NULL, model TEXT NOT NULL,
+        work_class TEXT NOT NULL, requests INTEGER NOT NULL, failed INTEGER NOT NULL, cancelled INTEGER NOT NULL,
+        input_tokens INTEGER NOT NULL, cached_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+        estimated_tokens INTEGER NOT NULL, PRIMARY KEY (hour_s, tenant, key_id, model, work_class)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE usage_writer (
+        id TEXT PRIMARY KEY, sequence INTEGER NOT NULL, written_s INTEGER NOT NULL
+    ) STRICT""",
+)
+_NAMES: Final = tuple(UsageField)
+_ADD: Final = (
+    f"INSERT INTO usage ({', '.join((*_NAMES, *COUNTS))}) "  # noqa: S608
+    f"VALUES ({', '.join('?' * (len(_NAMES) + len(COUNTS)))}) ON CONFLICT DO UPDATE SET "
+    + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
+)
+
+
+class UsageStore(AccountFile):
+    """The file of usage in a folder. Use as `with UsageStore(folder) as store`; all methods block for a moment."""
+
+    def __init__(self, folder: Path, *, create: bool = False) -> None:
+        """Raises ConfigInvalid."""
+        super().__init__(folder / FILE_NAME, _FORMAT, create=create)
+
+    def add(self, writer: str, part: UsagePart, now_s: int) -> bool:
+        """Add a part of a writer, on disk when this returns; False when it was there already.
+
+        Raises ConfigInvalid, also for a full disk; then nothing of the part was added.
+        """
+        ask = self._database.execute
+        with transaction(self._database, self.path, _WHAT):
+            rows = ask("SELECT sequence FROM usage_writer WHERE id = ?", (writer,)).fetchall()
+            if rows and rows[0][0] >= part.sequence:
+                return False
+            ask(
+                "INSERT INTO usage_writer (id, sequence, written_s) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+                "sequence = excluded.sequence, written_s = excluded.written_s",
+                (writer, part.sequence, now_s),
+            )
+            self._database.executemany(
+                _ADD,
+                [(*key, *(getattr(counts, each) for each in COUNTS)) for key, counts in part.rows.items()],
+            )
+            if part.sequence % _CLEAN_EVERY == 1:
+                ask("DELETE FROM usage WHERE hour_s < ?", (now_s - KEPT_S,))
+                ask("DELETE FROM usage_writer WHERE written_s < ?", (now_s - _WRITER_KEPT_S,))
+        return True
+
+    def sums(
+        self, by: Sequence[UsageField], *, since_s: int = 0, until_s: int = 1 << 62, tenant: str | None = None
+    ) -> list[UsageSum]:
+        """Sums over the hours that begin from `since_s` on and before `until_s`, ordered by the fields' values.
+
+        Raises:
+            LimitExceeded: there are more than SUMS_MAX of them.
+            ConfigInvalid: a row is no usage.
+        """
+        names = ", ".join(by)
+        where = "hour_s >= ? AND hour_s < ?" + ("" if tenant is None else " AND tenant = ?")
+        values: list[object] = [since_s, until_s, *([] if tenant is None else [tenant]), SUMS_MAX + 1]
+        query = (
+            f"SELECT {''.join(f'{each}, ' for each in by)}{', '.join(f'sum({each})' for each in COUNTS)} "  # noqa: S608
+            f"FROM usage WHERE {where} {f'GROUP BY {names} ORDER BY {names}' if by else 'HAVING count(*) > 0'} LIMIT ?"
+        )
+        with translated(self.path, _WHAT):
+            rows = self._database.execute(query, values).fetchall()
+        if len(rows) > SUMS_MAX:
+            raise LimitExceeded(
+                f"There are more than {SUMS_MAX} sums; ask for a shorter time or fewer fields."
+            )
+        return [self._sum(row, len(by)) for row in rows]
+
+    def _sum(self, row: tuple[object, ...], fields: int) -> UsageSum:
+        try:
+            values = msgspec.convert(row[:fields], tuple[str | int, ...])
+            counts = UsageCounts(*msgspec.convert(row[fields:], tuple[int, ...]))
+            counts.check()
+        except (msgspec.ValidationError, AssertionError) as error:
+            raise ConfigInvalid(f"{_WHAT} {self.path} has a row that is no usage: {error}.") from None
+        return UsageSum(values, counts)

@@ -1,0 +1,130 @@
+"""Reports of requests on their way to the conductor: kept and sent again until the one that leads has taken them in.
+
+Two lanes, so that one slow call does not hold up all; those of one decision share a lane and keep their order. All that
+wait in a lane go in one call. A repeat does no harm at the conductor: it knows a report by its decision and number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from mooncache.client.conductor_link import ConductorLink
+from mooncache.errors import DecisionUnknown, InvalidArgument, MooncacheError, Unauthenticated
+from mooncache.gateway.core.report_queue import Loss, ReportQueue, WaitingReport
+from mooncache.gateway.metrics import GatewayMetrics
+from mooncache.gateway.shell.open_requests import ENDS
+from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.clock import Clock
+from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.plain_structlog import structlog
+
+if TYPE_CHECKING:
+    import random
+
+LANES: Final = 2
+REPORT_TIMEOUT_S: Final = 5.0
+
+log = get_logger(__name__)
+
+
+class ReportLanes:
+    """The reports that wait. Made in the event loop in which its lanes run.
+
+    Args:
+        rng: spreads the waits before another try, so that many gateways do not come back at one moment.
+        resume: tells the leader of this term what is under way, before it hears how that went.
+    """
+
+    def __init__(
+        self,
+        link: ConductorLink,
+        clock: Clock,
+        stats: GatewayMetrics,
+        rng: random.Random,
+        resume: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._link, self._clock, self._stats, self._resume = link, clock, stats, resume
+        self._queues = [ReportQueue[pb.ReportProgressRequest](rng) for _ in range(LANES)]
+        self._filled = [asyncio.Event() for _ in range(LANES)]
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues))
+
+    def add(self, request_id: str, report: pb.ReportProgressRequest) -> None:
+        """Send a report soon, and again until it is acknowledged; never waits."""
+        report.sequence = next(self._numbers)
+        lane = zlib.crc32(report.decision_id.encode()) % LANES
+        waiting = WaitingReport(
+            report,
+            report.decision_id,
+            request_id,
+            report.phase in ENDS,
+            report.ByteSize(),
+            self._clock.now_s(),
+        )
+        self._note(self._queues[lane].add(waiting), "too many reports wait")
+        self._filled[lane].set()
+
+    def open_ends(self) -> Iterator[str]:
+        """Decisions whose end the conductor has not acknowledged yet."""
+        return itertools.chain.from_iterable(queue.open_ends() for queue in self._queues)
+
+    async def run(self, lane: int) -> None:
+        """Send the reports of one lane until cancelled."""
+        queue, filled = self._queues[lane], self._filled[lane]
+        while True:
+            batch = queue.batch()
+            if not batch:
+                filled.clear()
+                await filled.wait()
+                continue
+            wait_s = await self._send(queue, batch)
+            self._stats.updates_waiting.set(len(self))
+            if wait_s:
+                self._stats.updates_resent.inc(len(batch))
+                await self._clock.sleep(wait_s)
+
+    async def _send(
+        self,
+        queue: ReportQueue[pb.ReportProgressRequest],
+        batch: list[WaitingReport[pb.ReportProgressRequest]],
+    ) -> float:
+        """Send a batch once; return the seconds until it has to be sent again, 0.0 when that is done with."""
+        await self._resume(self._link.term)
+        request = self._message(batch)
+        try:
+            with structlog.contextvars.bound_contextvars(request_id=batch[0].request_id):
+                await self._link.call("ReportProgress", request, pb.ReportProgressResponse, REPORT_TIMEOUT_S)
+        except DecisionUnknown:  # it counts no such request; the others are taken in
+            queue.acknowledged()
+        except InvalidArgument as error:
+            queue.acknowledged()
+            self._note(Loss(1, is_first=True), error.message)
+        except MooncacheError as error:
+            if error.retryable or isinstance(error, Unauthenticated):
+                return queue.failed()
+            self._note(queue.refused(), error.message)
+        else:
+            queue.acknowledged()
+        return 0.0
+
+    def _message(self, batch: list[WaitingReport[pb.ReportProgressRequest]]) -> pb.ReportProgressRequest:
+        now_s = self._clock.now_s()
+        for waiting in batch:
+            waiting.report.waited_ms = max(0, round((now_s - waiting.made_s) * 1e3))
+        request = pb.ReportProgressRequest()
+        request.CopyFrom(batch[0].report)
+        request.more.extend(waiting.report for waiting in batch[1:])
+        return request
+
+    def _note(self, loss: Loss, reason: str) -> None:
+        """Count what was dropped, and say it once until all others have been sent."""
+        self._stats.updates_waiting.set(len(self))
+        self._stats.updates_dropped.inc(loss.count)
+        if loss.is_first:
+            log.warning(Event.GATEWAY_REPORTS_DROPPED, count=loss.count, waiting=len(self), reason=reason)
