@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -42,8 +43,12 @@ def run_cases(
     quick: bool,
     json: Path | None,
     markdown: Path | None,
+    names_in_rows: bool = False,
 ) -> int:
-    """Run the cases of these names, or all; deliver the rows. Returns the command's exit code."""
+    """Run the cases of these names, or all; deliver the rows. Returns the command's exit code.
+
+    names_in_rows: begin each row with the name of its case, where rows do not say it themselves.
+    """
     console = Console()
     report = Report(title)
     report.machine = describe_machine()
@@ -58,7 +63,10 @@ def run_cases(
         for name, run in chosen.items():
             status.update(name)
             try:
-                report.add(*run(quick, partial(_tell, status, name)))
+                rows = run(quick, partial(_tell, status, name))
+                report.add(
+                    *(replace(row, name=f"{name}: {row.name}") if names_in_rows else row for row in rows)
+                )
             except MooncacheError as error:
                 failed = True
                 report.notes.append(f"{name} could not be measured: {error}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,6 +14,7 @@ from typing import Any, Final, Literal
 DiskWork = Literal["read", "write", "randread"]
 ENGINES: Final = ("io_uring", "libaio")
 _MARGIN_S: Final = 60.0
+_BESIDE_S: Final = 600.0  # for something that ends before
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,39 @@ def fio(
     """One run without the page cache; the reason when there is none. The file stays."""
     if shutil.which("fio") is None:
         return "fio is not installed (Debian package fio)"
-    command = [
+    command = _command(file, engine, work, block_bytes, file_bytes, depth, seconds)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds + _MARGIN_S, check=True
+        )
+        return parse_fio(done.stdout, engine)
+    except (subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError) as error:
+        return f"fio gave no figure with {engine}: {error}"
+
+
+@contextmanager
+def fio_beside(
+    file: Path, *, block_bytes: int, file_bytes: int, depth: int, bytes_per_s: float
+) -> Iterator[None]:
+    """fio reads at random while this is open, at most so fast. The file was made by `fio()`, which has run."""
+    command = _command(file, ENGINES[0], "randread", block_bytes, file_bytes, depth, _BESIDE_S)
+    # A thread and no child: who ends the process ends its work.
+    process = subprocess.Popen(
+        [*command, "--thread", f"--rate={max(1, round(bytes_per_s))}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _command(
+    file: Path, engine: str, work: DiskWork, block_bytes: int, file_bytes: int, depth: int, seconds: float
+) -> list[str]:
+    return [
         "fio",
         "--name=disk",
         f"--filename={file}",
@@ -43,13 +78,6 @@ def fio(
         "--direct=1",
         "--output-format=json",
     ]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds + _MARGIN_S, check=True
-        )
-        return parse_fio(done.stdout, engine)
-    except (subprocess.SubprocessError, OSError, ValueError, KeyError, IndexError) as error:
-        return f"fio gave no figure with {engine}: {error}"
 
 
 def parse_fio(text: str, engine: str) -> FioRates:

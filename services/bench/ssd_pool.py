@@ -37,9 +37,9 @@ def ssd_pool(
         yield cluster
 
 
-def disk_counters(cluster: EmbeddedCluster) -> dict[str, float]:
-    """The node's counters by their names without prefix: ssd_written_bytes, ssd_blocks, store_used_bytes and others."""
-    with urlopen(f"http://{cluster.parts[NODE].metrics}/metrics", timeout=_CALL_S) as answer:
+def disk_counters(cluster: EmbeddedCluster, node: str = NODE) -> dict[str, float]:
+    """A node's counters by their names without prefix: ssd_written_bytes, ssd_blocks, store_used_bytes and others."""
+    with urlopen(f"http://{cluster.parts[node].metrics}/metrics", timeout=_CALL_S) as answer:
         page = answer.read().decode()
     return {
         metric.name.removeprefix(_PREFIX): metric.samples[0].value
@@ -85,11 +85,11 @@ def wait_for(cluster: EmbeddedCluster, until: Callable[[dict[str, float]], bool]
     return time.monotonic() - begun
 
 
-def settle(cluster: EmbeddedCluster) -> None:
+def settle(cluster: EmbeddedCluster, node: str = NODE) -> None:
     """Wait until the disk has written what it has taken."""
     last = -1.0
     for _ in range(round(_WAIT_S)):
-        written = disk_counters(cluster)["ssd_written_bytes"]
+        written = disk_counters(cluster, node)["ssd_written_bytes"]
         if written == last:
             return
         last = written

@@ -129,6 +129,14 @@ def processor_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process, shared pages included. Raises WorkerError."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise WorkerError(f"process {pid} has no VmRSS")
+
+
 def find_tool(name: str) -> str | None:
     """A program that a Python package may have brought: beside this Python, else on the path."""
     return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")

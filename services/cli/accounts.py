@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from mooncache.cli.common import WHERE, seconds_of
 from mooncache.errors import InvalidArgument
 
+ACCOUNTS_DIR_HELP: Final = "Folder of keys, limits and usage; default accounts in the state folder."
 _DURATION_MAX_S: Final = 100 * 366 * 86_400.0
 
 
@@ -20,9 +21,7 @@ _DURATION_MAX_S: Final = 100 * 366 * 86_400.0
 class Accounts:
     """Where API keys, usage and the audit log of this host are."""
 
-    accounts_dir: Annotated[
-        Path | None, Parameter(group=WHERE, help="Their folder; default accounts in the state folder.")
-    ] = None
+    accounts_dir: Annotated[Path | None, Parameter(group=WHERE, help=ACCOUNTS_DIR_HELP)] = None
     state_dir: Annotated[
         Path | None,
         Parameter(group=WHERE, help="State folder; default $MOONCACHE_STATE_DIR or ~/.mooncache."),

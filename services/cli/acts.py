@@ -16,6 +16,7 @@ from mooncache.reporting.output import EXIT_OK, error_console
 ACTS: Final = frozenset(
     {
         ("key", "create"),
+        ("key", "limit"),
         ("key", "revoke"),
         ("tenant", "set"),
         ("tenant", "purge"),
@@ -26,8 +27,13 @@ ACTS: Final = frozenset(
         ("node", "restart"),
         ("chaos", "run"),
         ("config", "reload"),
+        ("quarantine", "add"),
+        ("quarantine", "release"),
         ("invite", "revoke"),
         ("tls", "init"),
+        ("token", "rotate"),
+        ("token", "withdraw"),
+        ("recall",),
         ("drain",),
         ("down",),
         ("invite",),

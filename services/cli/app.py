@@ -20,12 +20,14 @@ from mooncache.cli import (
     key,
     local,
     node,
+    quarantine,
     reload,
     repair,
     services,
     tenant,
     tenant_key,
     tls,
+    token_rotation,
     top,
     topology,
     trace,
@@ -37,10 +39,13 @@ from mooncache.cli.conformance import conformance
 from mooncache.cli.doctor.command import doctor
 from mooncache.cli.join import join
 from mooncache.cli.plan import plan
+from mooncache.cli.recall import recall
 from mooncache.cli.reproduce import reproduce
 from mooncache.cli.simulate import simulate
 from mooncache.cli.upgrade import upgrade
+from mooncache.cli.usage import usage
 from mooncache.cli.why import why
+from mooncache.cli.writers import writers
 from mooncache.errors import MooncacheError
 from mooncache.reporting.output import (
     EXIT_DEFECT,
@@ -113,6 +118,8 @@ def build(chosen: str = "") -> App:
             "rm": data.rm,
             "pin": data.pin,
             "unpin": data.unpin,
+            "writers": writers,
+            "recall": recall,
         },
         CLUSTER: {"status": cluster.status, "top": top.top, "drain": cluster.drain},
     }
@@ -123,10 +130,10 @@ def build(chosen: str = "") -> App:
     app.command(_folder("instance", "Drain an engine, or give it another role.", CLUSTER, **engine_verbs))
     app.command(_folder("node", "Start a store node again.", CLUSTER, restart=node.restart))
     app.command(_folder("repair", "Whether blocks have their copies.", CLUSTER, status=repair.status))
-    app.command(_batch())
-    app.command(_tenant())
-    app.command(_key())
+    for folder in (_quarantine(), _batch(), _tenant(), _key()):
+        app.command(folder)
     app.command(audit, group=CLUSTER)
+    app.command(usage, group=CLUSTER)
     app.command(upgrade, group=CLUSTER)
     app.command(_invite())
     app.command(join, group=CLUSTER)
@@ -140,7 +147,7 @@ def build(chosen: str = "") -> App:
     app.command(_folder("config", "Show the configuration, or have it read again.", TOOLS, **config_verbs))
     app.command(_trace())
     app.command(_folder("tls", "Make certificates for a small cluster.", TOOLS, init=tls.init))
-    app.command(local.token, group=TOOLS)
+    app.command(_token())
     app.command(local.version, group=TOOLS)
     app.command(_bench(chosen))
     for tool in (simulate, plan, reproduce, conformance):
@@ -157,8 +164,19 @@ def _bench(chosen: str) -> App:
 
 
 def _key() -> App:
-    verbs: Commands = {"create": key.create, "ls": key.ls, "revoke": key.revoke}
+    verbs: Commands = {"create": key.create, "ls": key.ls, "limit": key.limit, "revoke": key.revoke}
     return _folder("key", "API keys of tenants.", CLUSTER, **verbs)
+
+
+def _token() -> App:
+    verbs: Commands = {
+        "status": token_rotation.status,
+        "rotate": token_rotation.rotate,
+        "withdraw": token_rotation.withdraw,
+    }
+    app = _folder("token", "Print the cluster token or what is derived from it; replace it.", TOOLS, **verbs)
+    app.default(local.token)
+    return app
 
 
 def _trace() -> App:
@@ -175,6 +193,17 @@ def _batch() -> App:
         "fetch": batch.fetch,
     }
     return _folder("batch", "Work that may wait until something is idle.", CLUSTER, **verbs)
+
+
+def _quarantine() -> App:
+    return _folder(
+        "quarantine",
+        "Writers whose blocks are refused.",
+        CLUSTER,
+        ls=quarantine.ls,
+        add=quarantine.add,
+        release=quarantine.release,
+    )
 
 
 def _tenant() -> App:

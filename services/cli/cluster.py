@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from mooncache.cli.common import HERE, AsJson, Where, word_of
+from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.client.master_link import MasterLink
 from mooncache.client.results import tier_of_message
@@ -25,6 +25,7 @@ from mooncache.reporting.output import (
     print_json,
     print_table,
 )
+from mooncache.runtime.enum_words import word_of
 from mooncache.topology import machine
 from mooncache.topology.core import choose
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Group, Parameter
 
 if TYPE_CHECKING:
-    from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
     from google.protobuf.message import Message
 
     from mooncache.client.conductor_link import ConductorLink
@@ -39,12 +38,6 @@ def seconds_of(text: str, option: str, *, above_0: bool = False) -> float:
     if above_0 and value <= 0:
         raise InvalidArgument(f"{option}: {text} must be above 0.")
     return value
-
-
-def word_of(enum: EnumTypeWrapper, number: int) -> str:
-    """A value of a message's enum as documents have it: NODE_STATE_ACTIVE is "active", an unknown one "unknown"."""
-    prefix = enum.Name(0).removesuffix("UNSPECIFIED")
-    return enum.Name(number).removeprefix(prefix).lower() if number and number in enum.values() else "unknown"
 
 
 @Parameter(name="*")

@@ -17,9 +17,9 @@ from mooncache.reporting.output import EXIT_OK, console, human_age, print_json, 
 from mooncache.reporting.workload import PUBLIC_FORMAT, TraceFormat, need_packages
 
 if TYPE_CHECKING:
-    from mooncache.plan.core.cost_sums import StoredBytes
-    from mooncache.plan.core.price_book import EngineHour, PriceBook
-    from mooncache.plan.core.request_cost import RequestCost
+    from mooncache.prices.core.cost_sums import StoredBytes
+    from mooncache.prices.core.price_book import EngineHour, PriceBook
+    from mooncache.prices.core.request_cost import RequestCost
 
 FACTOR_MAX: Final = 1000.0
 _PAGES_MAX: Final = 10_000
@@ -65,7 +65,7 @@ def cost(
 
         mooncache cost prices > prices.toml
     """
-    from mooncache.plan.loading import read_prices
+    from mooncache.prices.loading import read_prices
 
     window_s = seconds_of(window, "--window", above_0=True)
     book = read_prices(prices)
@@ -85,7 +85,7 @@ def print_prices() -> int:
 
         mooncache cost prices > prices.toml
     """
-    from mooncache.plan import example
+    from mooncache.prices import example
 
     print(example.prices_toml(), end="")
     return EXIT_OK
@@ -121,10 +121,10 @@ def what_if(
         mooncache cost what-if trace.jsonl --cluster cluster.toml --dram 0.5x 2x 4x --prices prices.toml
     """
     need_packages("numpy")
-    from mooncache.plan.core import cost_sums
-    from mooncache.plan.core.price_book import PricedEngine
-    from mooncache.plan.loading import read_prices
     from mooncache.plan.more_memory import play
+    from mooncache.prices.core import cost_sums
+    from mooncache.prices.core.price_book import PricedEngine
+    from mooncache.prices.loading import read_prices
     from mooncache.simulate import paper_cluster
     from mooncache.simulate.description import read
 
@@ -148,7 +148,7 @@ def _show_what_if(
     now: Any, rows: list[Any], book: PriceBook, hour: EngineHour, *, made_up: bool, as_json: bool
 ) -> None:
     from mooncache.cli.core import cost_text
-    from mooncache.plan.core.cost_sums import WhatIf
+    from mooncache.prices.core.cost_sums import WhatIf
 
     assumed = [
         f"an instance costs {cost_text.money(hour.price)} {book.cost.currency} an hour ({hour.basis})",
@@ -177,28 +177,12 @@ def _factor(text: str) -> float:
     return value
 
 
-def engine_hours(instances: Iterable[Any], book: PriceBook) -> dict[str, EngineHour]:
-    """The price of an hour of each instance, by name; instances: `pb.Instance` messages."""
-    from mooncache.kvcache.keys import passport_from_json
-    from mooncache.plan.core.price_book import PricedEngine
-
-    found = {}
-    for instance in instances:
-        ranks = None
-        if instance.passport_json:
-            passport = passport_from_json(instance.passport_json)
-            ranks = max(1, passport.pp_size) * max(1, passport.tp_size)
-        found[instance.instance_id] = book.engine_hour(
-            PricedEngine(instance.instance_id, instance.engine, ranks)
-        )
-    return found
-
-
 def cost_document(seen: Seen, book: PriceBook, *, made_up: bool, tenant: str | None) -> dict[str, Any]:
     """Everything that `mooncache cost` says, as a plain document."""
     from mooncache.cli.core import cost_text
-    from mooncache.plan.core import cost_sums
-    from mooncache.plan.core.request_cost import ENDED, price_of_request
+    from mooncache.prices.core import cost_sums
+    from mooncache.prices.core.request_cost import ENDED, price_of_request
+    from mooncache.prices.engines import engine_hours
 
     hours = max(seen.window_s, 1.0) / 3600
     engines = engine_hours((view.instance for view in seen.instances), book)
@@ -358,7 +342,7 @@ async def _ask_conductor(where: Where, window_s: float) -> Seen:
 async def _ask_master(link: Any, seen: Seen, timeout_s: float) -> None:
     """What tenants hold now, and the memory that the nodes have for blocks."""
     from mooncache.client.results import tier_of_message
-    from mooncache.plan.core.cost_sums import StoredBytes
+    from mooncache.prices.core.cost_sums import StoredBytes
     from mooncache.proto.v1 import master_pb2
 
     status = await link.call(

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from mooncache.cli.common import HERE, AsJson, Where, seconds_of
+from mooncache.cli.writers import origin_of, origin_text
+from mooncache.client.keys import to_block_key
 from mooncache.client.results import BatchResult
 from mooncache.errors import FewerReplicas, InvalidArgument, NotFound, code_name
 from mooncache.reporting.output import (
@@ -193,7 +195,7 @@ def ls(
 
 def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
     """Show size, checksum, pins, hits and age of a block, and the nodes with a copy, the one that is read first first.
-    Exit code 1 when the pool does not have it.
+    With the cluster token also who wrote it, and when. Exit code 1 when the pool does not have it.
 
     For example:
 
@@ -201,6 +203,10 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
     """
     with where.connect() as client:
         found = client.stat(to_key(key))
+        tenant = client.tenant
+    origin = (
+        origin_of(where, tenant, to_block_key(to_key(key)), found.node_ids) if found is not None else None
+    )
     if json:
         document: dict[str, Any] = {"key": key, "found": found is not None}
         if found is not None:
@@ -213,6 +219,7 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
                 "age_s": found.age_s,
                 "node_ids": list(found.node_ids),
                 "tiers": list(found.tiers),
+                "origin": origin,
             }
         print_json(document)
     elif found is None:
@@ -234,6 +241,8 @@ def stat(key: KeyText, /, *, where: Where = HERE, json: AsJson = False) -> int:
                 )
             ],
         )
+        if origin is not None:
+            console.print(origin_text(origin), markup=False, soft_wrap=True)
     return EXIT_OK if found is not None else EXIT_MISS
 
 

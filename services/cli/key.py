@@ -1,8 +1,9 @@
-"""`mooncache key create | ls | revoke`: API keys of tenants, with what they are for and when they end."""
+"""`mooncache key create | ls | limit | revoke`: API keys of tenants, with what they are for and when they end."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,15 @@ from mooncache.accounts.core.api_key import KeyScope
 from mooncache.cli.accounts import HERE, Accounts, moment_s, operator
 from mooncache.cli.acts import note
 from mooncache.cli.common import AsJson
-from mooncache.errors import InvalidArgument
+from mooncache.cli.request_limits import (
+    REQUEST_OPTIONS,
+    UNCHANGED,
+    RequestLimitOptions,
+    limits_text,
+    request_limits,
+    set_request_limits,
+)
+from mooncache.errors import InvalidArgument, NotFound
 from mooncache.reporting.output import EXIT_OK, console, error_console, print_json, print_table
 
 if TYPE_CHECKING:
@@ -33,10 +42,10 @@ def create(
     ] = "",
     name: Annotated[str, Parameter(help="A name for people, as in lists.")] = "",
     requests_per_minute: Annotated[
-        float, Parameter(help="Limit instead of gateway.requests_per_minute; 0: as that says.")
+        float, Parameter(help="The tenant's limit instead of gateway.requests_per_minute; 0: as that says.")
     ] = 0,
     tokens_per_minute: Annotated[
-        float, Parameter(help="Limit instead of gateway.tokens_per_minute; 0: as that says.")
+        float, Parameter(help="The tenant's limit instead of gateway.tokens_per_minute; 0: as that says.")
     ] = 0,
     accounts: Accounts = HERE,
     json: AsJson = False,
@@ -99,16 +108,22 @@ def ls(
     accounts: Accounts = HERE,
     json: AsJson = False,
 ) -> int:
-    """List API keys: whose, what for, until when. The keys themselves are not kept.
+    """List API keys: whose, what for, until when, and their limits. The keys themselves are not kept.
+
+    Limits are those of the key; those of its tenant hold as well (`mooncache tenant set`).
 
     For example:
 
         mooncache key ls --tenant team-a --all
     """
+    from mooncache.accounts.core.request_limits import HolderLimits
+
     now_s = int(time.time())
     records = _all(accounts)
+    limits = request_limits(accounts.folder())
     found = [
         _described(record, now_s)
+        | {"requests": asdict(limits.get((record.tenant, record.key_id), HolderLimits()))}
         for record in records.values()
         if (not tenant or record.tenant == tenant) and (all_keys or not _has_ended(record, now_s))
     ]
@@ -124,12 +139,46 @@ def ls(
             each["state"],
             _moment(each["created_unix_s"]),
             _moment(each["revoked_unix_s"] or each["expires_unix_s"]),
+            limits_text(each["requests"]),
         ]
         for each in found
     ]
-    print_table(
-        "API keys", ["id", "tenant", "name", "scopes", "state", "made (UTC)", "ended, or will (UTC)"], rows
-    )
+    columns = ["id", "tenant", "name", "scopes", "state", "made (UTC)", "ended, or will (UTC)", "limits"]
+    print_table("API keys", columns, rows)
+    return EXIT_OK
+
+
+def limit(
+    key_id: Annotated[str, Parameter(help="Id of the key, as `mooncache key ls` prints it.")],
+    /,
+    *,
+    limits: RequestLimitOptions = UNCHANGED,
+    accounts: Accounts = HERE,
+    json: AsJson = False,
+) -> int:
+    """Set limits on requests with one key, beside those of its tenant; what is not named stays as it is.
+
+    They hold over all gateways, and are in force at those of this host within two seconds.
+
+    For example:
+
+        mooncache key limit 3f0c9a5be21d7748 --requests-per-minute 60 --tokens-under-way 20000
+    """
+    given = limits.given()
+    if not given:
+        raise InvalidArgument(f"Name at least one of {', '.join(REQUEST_OPTIONS)}.")
+    found = _all(accounts).get(key_id)
+    if found is None:
+        raise NotFound(
+            f"There is no key {key_id[:80]} in {accounts.folder()}; `mooncache key ls` lists them."
+        )
+    note(tenant=found.tenant)
+    document = asdict(set_request_limits(accounts.folder(), found.tenant, key_id, given))
+    if json:
+        print_json({"id": key_id, "tenant": found.tenant, "requests": document})
+    else:
+        text = f"{key_id} of {found.tenant}: {limits_text(document)}; in force here within two seconds"
+        console.print(text, markup=False, highlight=False)
     return EXIT_OK
 
 
@@ -161,7 +210,6 @@ def revoke(
 def _store(accounts: Accounts) -> KeyStore:
     """Raises NotFound where there are no keys at all."""
     from mooncache.accounts.key_store import FILE_NAME, KeyStore
-    from mooncache.errors import NotFound
 
     folder = accounts.folder()
     if not (folder / FILE_NAME).exists():

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import HERE, AsJson, Where, word_of
+from mooncache.cli.common import HERE, AsJson, Where
 from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, human_age, human_bytes, print_json
+from mooncache.runtime.enum_words import word_of
 
 if TYPE_CHECKING:
     from mooncache.client.master_link import MasterLink

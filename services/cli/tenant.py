@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from mooncache.cli.common import HERE, AsJson, Where
+from mooncache.cli.accounts import ACCOUNTS_DIR_HELP, Accounts
+from mooncache.cli.common import HERE, WHERE, AsJson, Where
+from mooncache.cli.request_limits import (
+    REQUEST_OPTIONS,
+    UNCHANGED,
+    RequestLimitOptions,
+    limits_text,
+    set_request_limits,
+)
 from mooncache.errors import OK, InvalidArgument, error_for
 from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, human_bytes, print_json, print_table
 
@@ -94,31 +102,38 @@ def set_limits(
             help="Whether its blocks go to disks encrypted or not at all, also where a key is missing."
         ),
     ] = None,
+    requests: RequestLimitOptions = UNCHANGED,
+    accounts_dir: Annotated[Path | None, Parameter(group=WHERE, help=ACCOUNTS_DIR_HELP)] = None,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
-    """Set what a tenant may have, on all nodes and without a restart; what is not named stays as it is.
+    """Set what a tenant may have, without a restart; what is not named stays as it is.
 
-    Keys are not set here: they are files of the nodes, which `mooncache tenant new-key` makes.
+    What it may have in the pool holds on all nodes. Limits on its requests are kept on this host, for its gateways;
+    they are in force within two seconds and hold over all gateways. Encryption keys are files of the nodes, which
+    `mooncache tenant new-key` makes.
 
     For example:
 
         mooncache tenant set team-a --quota 8GiB --share 2GiB
+
+        mooncache tenant set team-a --requests-per-minute 600 --tokens-under-way 200000
 
         mooncache tenant set team-a --replicas 2
 
         mooncache tenant set team-a --encrypted
     """
     given = _given(quota, share, disk_quota, disk_share, rate, ttl, replicas, encrypted)
-    version, nodes, limits = where.ask_master(lambda link: _set(link, name, given, where.timeout_s))
-    document = {"tenant": name, "version": version, "node_ids": nodes, **asdict(limits)}
+    if not given and not requests.given():
+        raise InvalidArgument(
+            "Name at least one of --quota, --share, --disk-quota, --disk-share, --rate, --ttl, --replicas, "
+            f"--encrypted, {', '.join(REQUEST_OPTIONS)}."
+        )
+    document, lines = _set_all(name, given, requests, where, accounts_dir)
     if json:
         print_json(document)
     else:
-        what = ", ".join(f"{key} {value}" for key, value in asdict(limits).items() if value) or "no limits"
-        console.print(
-            f"{name}: {what}; in force on {', '.join(nodes) or 'no node yet'}", markup=False, highlight=False
-        )
+        console.print("\n".join(f"{name}: {line}" for line in lines), markup=False, highlight=False)
     return EXIT_OK
 
 
@@ -231,12 +246,28 @@ def _given(
         found["replicas"] = replicas
     if encrypted is not None:
         found["encrypted"] = int(encrypted)
-    if not found:
-        raise InvalidArgument(
-            "Name at least one of --quota, --share, --disk-quota, --disk-share, --rate, --ttl, --replicas, "
-            "--encrypted."
-        )
     return found
+
+
+def _set_all(
+    name: str,
+    given: Mapping[str, int],
+    requests: RequestLimitOptions,
+    where: Where,
+    accounts_dir: Path | None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Set what was named, at the nodes and on this host; what to print of it."""
+    document: dict[str, Any] = {"tenant": name}
+    lines = []
+    if given:
+        version, nodes, limits = where.ask_master(lambda link: _set(link, name, given, where.timeout_s))
+        document |= {"version": version, "node_ids": nodes, **asdict(limits)}
+        lines.append(f"{limits_text(asdict(limits))}; in force on {', '.join(nodes) or 'no node yet'}")
+    if changed := requests.given():
+        folder = Accounts(accounts_dir, where.state_dir).folder()
+        document["requests"] = of_requests = asdict(set_request_limits(folder, name, "", changed))
+        lines.append(f"{limits_text(of_requests)} over all gateways; in force here within two seconds")
+    return document, lines
 
 
 async def _list(link: Any, timeout_s: float) -> master_pb2.ListTenantsResponse:

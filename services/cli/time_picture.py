@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mooncache.cli.core.time_bars import last_shown_ms, row_name
-from mooncache.conductor.core.spans import SpanPart
+from mooncache.kvcache.span_part import SpanPart
 from mooncache.simulate.report.figures import WIDTH_IN, intervals, new_figure, save_svg
 
 _ROW_IN: Final = 0.24

@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mooncache.cli.cluster import status_document
-from mooncache.cli.common import word_of
 from mooncache.cli.conductor_view import conductor_lines
 from mooncache.cli.core.activity import gateway_samples, instance_activity, node_activity, summed_activity
 from mooncache.cli.member_rows import hosts_of, member_problems
@@ -19,6 +18,7 @@ from mooncache.conductor.core.members import Presence
 from mooncache.conductor.core.registry import InstanceState
 from mooncache.proto.v1 import common_pb2
 from mooncache.reporting.output import human_age, human_bytes
+from mooncache.runtime.enum_words import word_of
 
 _WIDE, _BAR_CELLS, _BAR_CELLS_NARROW = 104, 12, 4
 _ENDED = (Presence.GONE, Presence.STOPPED)

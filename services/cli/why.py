@@ -15,7 +15,7 @@ from mooncache.errors import InvalidArgument
 from mooncache.reporting.output import EXIT_OK, console, print_json, print_table
 
 if TYPE_CHECKING:
-    from mooncache.plan.core.price_book import PriceBook
+    from mooncache.prices.core.price_book import PriceBook
 
 _REASONS = {
     "never_seen": "never seen: these tokens were not computed before, as far as the conductor remembers",
@@ -102,7 +102,7 @@ def why(
 
         mooncache why 4f1c2a9be0a14a63 --svg time.svg
     """
-    from mooncache.plan.loading import read_prices
+    from mooncache.prices.loading import read_prices
     from mooncache.proto.v1 import conductor_pb2
 
     response = where.ask_conductor(
@@ -125,8 +125,8 @@ def why(
 def _cost(record: dict[str, Any], book: PriceBook, where: Where, *, made_up: bool) -> None:
     """What the request cost, when it has ended."""
     from mooncache.cli.core.cost_text import request_line
-    from mooncache.cli.cost import engine_hours
-    from mooncache.plan.core.request_cost import ENDED, price_of_request
+    from mooncache.prices.core.request_cost import ENDED, price_of_request
+    from mooncache.prices.engines import engine_hours
     from mooncache.proto.v1 import conductor_pb2
 
     if record["state"] not in ENDED:

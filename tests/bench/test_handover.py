@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 
+import pytest
+
 from mooncache.bench import cases
 from mooncache.bench import handover as folder
-from mooncache.bench.handover import layerwise, waiting_calls
+from mooncache.bench.handover import layerwise, sizes, waiting_calls
 from mooncache.bench.handover.command import handover
 
 
@@ -28,6 +30,17 @@ def test_a_layer_wise_save_costs_a_call_for_each_layer() -> None:
     assert all(row.met for row in calls)
     shared = next(row for name, row in rows.items() if "shared memory: requests" in name)
     assert shared.value == 2, "reserve and commit: bytes go past the node"
+
+
+def test_ranks_of_other_sizes_read_the_numbers_that_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
+    monkeypatch.setattr(sizes, "_BLOCKS", 4)
+    rows = sizes.run(True, lambda text: None)  # it compares all of them
+    assert len(rows) == 8
+    assert [row.name for row in rows if row.bar] == [
+        "heads before tokens: 1 to 2 ranks, in two parts",
+        "heads before tokens: 2 to 1 ranks, in two parts",
+    ]
 
 
 def test_calls_that_come_without_a_leg_are_not_counted_for_it() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mooncache.bench.operate import OperateBenchOptions, run
+from mooncache.bench.operate.browser import find_browser
 from mooncache.bench.operate.envoy import find_envoy
 
 TINY = OperateBenchOptions(
@@ -26,6 +27,16 @@ def test_the_picker_behind_envoy() -> None:
 
 
 @pytest.mark.slow
+def test_the_console() -> None:
+    tiny = replace(TINY, console_rows=60, console_viewers=5, console_paints=1, console_scroll_s=0.3)
+    report = run(tiny, lambda _: None, ("console",))
+    assert [row.bar is not None for row in report.rows][-2:] == [True, False]
+    if find_browser() is not None:
+        assert [row.bar is not None for row in report.rows] == [True, True, False, True, False]
+        assert all(row.value > 0 for row in report.rows[:3])
+
+
+@pytest.mark.slow
 def test_a_batch_beside_online_load() -> None:
     tiny = replace(
         TINY,
@@ -37,4 +48,12 @@ def test_a_batch_beside_online_load() -> None:
     )
     report = run(tiny, lambda _: None, ("batches",))
     assert [row.bar is not None for row in report.rows] == [False, False, True, False, False, True, False]
+    assert all(row.value > 0 for row in report.rows)
+
+
+@pytest.mark.slow
+def test_metering_on_over_off() -> None:
+    tiny = replace(TINY, metered_rounds=1, metered_requests=20)
+    report = run(tiny, lambda _: None, ("metering",))
+    assert [row.bar is not None for row in report.rows] == [False, True, False, False]
     assert all(row.value > 0 for row in report.rows)

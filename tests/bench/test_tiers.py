@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from mooncache.bench import tiers as folder
 from mooncache.bench.tiers import encryption, kept, raw_io, start, writes
 from mooncache.bench.tiers.command import tiers
 from mooncache.reporting.rows import Row
+from tests.conditions import wait_until
 
 
 def test_every_case_can_be_loaded_and_says_what_it_is() -> None:
@@ -57,7 +60,7 @@ def test_what_encryption_costs_is_compared_and_nothing_goes_down_as_it_is(
 
 
 def test_without_fio_the_rest_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fio.shutil, "which", lambda name: None)
+    monkeypatch.setattr("mooncache.bench.fio.shutil.which", lambda name: None)
     monkeypatch.setattr(raw_io, "_QUICK_DISK_BYTES", 64 << 20)
     monkeypatch.setattr(raw_io, "_QUICK_SECONDS", 0.1)
     out = tmp_path / "rows.json"
@@ -68,6 +71,22 @@ def test_without_fio_the_rest_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert len(ours) == 4
     assert all(row["met"] is None for row in ours)
     assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
+
+
+def test_fio_reads_beside_something_and_ends_with_it(tmp_path: Path) -> None:
+    if shutil.which("fio") is None:
+        pytest.skip("fio is not installed")
+
+    def running() -> list[str]:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        return [child for child in children if Path(f"/proc/{child}/comm").read_text() == "fio\n"]
+
+    file = tmp_path / "fio"
+    made = fio.fio(file, "libaio", "randread", block_bytes=4096, file_bytes=1 << 20, depth=1, seconds=0.1)
+    assert isinstance(made, fio.FioRates), made
+    with fio.fio_beside(file, block_bytes=4096, file_bytes=1 << 20, depth=1, bytes_per_s=1 << 20):
+        wait_until(lambda: bool(running()), lambda: "fio does not run")
+    assert not running()
 
 
 def test_fios_figures_are_those_of_its_one_job() -> None:
@@ -101,4 +120,10 @@ def test_memory_of_a_killed_node_is_adopted() -> None:
     rows = {row.name: row for row in kept.adopted(500, lambda _: None)}
     there = next(row for name, row in rows.items() if "there after its start" in name)
     assert (there.value, there.met) == (500.0, True)
-    assert all(row.value > 0 for row in rows.values())
+    steps = {name: row.value for name, row in rows.items() if "of the gap" in name}
+    assert len(steps) == 8 and all(value_ms >= 0 for value_ms in steps.values())
+    assert all(row.value > 0 for name, row in rows.items() if name not in steps)
+    gap_s = next(row.value for name, row in rows.items() if "longest gap" in name)
+    assert (
+        0 < sum(steps.values()) <= gap_s * 1e3 + 50
+    )  # the gap begins before the kill; clamps may add a little

@@ -139,7 +139,7 @@ def test_put_get_stat_ls_rm(up: Up) -> None:
     }
     assert up.run("get", "greeting").stdout == b"hello"
     stat = up.json("stat", "greeting")
-    described = {"size_bytes", "crc32c", "tier", "pins", "hits", "age_s", "node_ids", "tiers"}
+    described = {"size_bytes", "crc32c", "tier", "pins", "hits", "age_s", "node_ids", "tiers", "origin"}
     assert set(stat) == {"key", "found"} | described
     assert (len(stat["node_ids"]), stat["tiers"]) == (1, [stat["tier"]])
     assert f"{stat['node_ids'][0]} (dram)" in up.run("stat", "greeting").stdout.decode()

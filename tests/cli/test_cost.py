@@ -8,7 +8,7 @@ import mooncache
 from mooncache.cli.common import Where
 from mooncache.cli.cost import Seen, _ask_master
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
-from mooncache.plan import example
+from mooncache.prices import example
 from tests.conditions import wait_until
 
 SIZE = 1 << 20

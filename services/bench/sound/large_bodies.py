@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from mooncache.bench.gateway.stack import Stack, start_stack
-from mooncache.bench.worker import WorkerError
+from mooncache.bench.worker import WorkerError, resident_bytes
 from mooncache.errors import EngineFailed
 from mooncache.reporting.rows import Row, bar_row
 
@@ -151,9 +151,4 @@ def _memory_bytes(pid: int) -> int:
     pids = [pid]
     for task in Path(f"/proc/{pid}/task").iterdir():
         pids += [int(word) for word in (task / "children").read_text().split()]
-    total = 0
-    for one in pids:
-        for line in Path(f"/proc/{one}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                total += int(line.split()[1]) << 10
-    return total
+    return sum(resident_bytes(one) for one in pids)

@@ -8,12 +8,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from mooncache import _native
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import OurClient, connect, start_cluster
-from mooncache.bench.worker import WorkerError
+from mooncache.bench.worker import WorkerError, resident_bytes
 from mooncache.client.master_link import MasterLink
 from mooncache.client.options import ClientOptions
 from mooncache.cluster.embedded import EmbeddedCluster
@@ -150,14 +149,6 @@ def _is_whole(nodes: int, blocks: int) -> StatusCheck:
         return len(status.nodes) == nodes and status.directory_complete and status.block_count == blocks
 
     return accept
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, shared pages included."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise WorkerError(f"process {pid} has no VmRSS")
 
 
 def memory_rows(report: Report, options: StoreBenchOptions, progress: Progress) -> None:

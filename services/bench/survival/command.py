@@ -28,4 +28,6 @@ def survival(
         mooncache bench survival repair --quick
     """
     title = "the loss of a part, and what follows"
-    return cases.run_cases(folder, names, title, quick=quick, json=json, markdown=markdown)
+    return cases.run_cases(
+        folder, names, title, quick=quick, json=json, markdown=markdown, names_in_rows=True
+    )

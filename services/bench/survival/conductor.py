@@ -32,7 +32,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.reporting.rows import Row, bar_row
 
 FAMILIES: Final = Families(count=32, instances=4, shared_tokens=2048, tenant=DEFAULT_TENANT)
-_CLIENTS: Final = 6
+CLIENTS: Final = 6
 _PAUSE_S: Final = 0.05  # of each client, after an answer
 _SETTLED_S: Final = 2.0  # decisions are compared from so long after the fault on
 _REQUEST_S: Final = 30.0
@@ -67,7 +67,7 @@ class Requests:
         timeout = aiohttp.ClientTimeout(total=_REQUEST_S)
         headers = {"authorization": f"Bearer {self.stack.token.text}"}
         async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-            await asyncio.gather(*(self._client(session, number) for number in range(_CLIENTS)))
+            await asyncio.gather(*(self._client(session, number) for number in range(CLIENTS)))
 
     async def _client(self, session: aiohttp.ClientSession, number: int) -> None:
         turn, of_family = 0, number == 0

@@ -1,6 +1,7 @@
 """Memory that outlives a node: blocks adopted after `kill -9`, the gap that a client sees, and what it costs.
 
-A node with a million small blocks is killed and started again at once, while a client gets one block over and over.
+A node with a million small blocks is killed, and the supervisor of `mooncache up` starts it again, while a client gets
+one block over and over.
 What it costs is measured on two pools that run at the same time, one with kept memory and one without.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +22,8 @@ import mooncache
 from mooncache.bench.on_over_off import on_over_off
 from mooncache.bench.ssd_pool import NODE
 from mooncache.bench.store.ours import OurClient, start_cluster
+from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.cluster.supervisor import PartNews
 from mooncache.errors import MooncacheError, NodeUnavailable
 from mooncache.reporting.rows import Row, bar_row
 from mooncache.runtime.logs import Event
@@ -33,6 +38,18 @@ _GAP_S: Final = 1.0
 _FOUND: Final = 0.99
 _LOOK_S: Final = 0.002
 _START_S: Final = 60.0
+_SETTLE_S: Final = 0.5  # the supervisor watches by then
+_STEPS: Final = (
+    ("killed", "ended", "the kernel takes down the killed process"),
+    ("ended", "spawned", "the supervisor starts the next one"),
+    ("spawned", "configured", "Python starts and reads the configuration"),
+    ("configured", "lent", "the holder lends the memory"),
+    ("lent", "adopted", "the blocks are adopted"),
+    ("adopted", "kept", "the holder keeps the memory again"),
+    ("kept", "open", "the data port opens"),
+    ("open", "served", "the client finds it"),
+)
+"""(begin, end, what) of the steps from the end of a node to its first answer, one after the other."""
 
 
 def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
@@ -65,13 +82,13 @@ def adopted(blocks: int, progress: Callable[[str], None]) -> list[Row]:
             client.put_many(part, [body] * len(part)).raise_for_errors()
         before = _held(client, keys)
         progress("kill -9, and a start")
-        with _Gap.of(client, keys[-1]) as gap:
-            pool.kill(NODE)
-            killed_s = time.perf_counter()
-            pool.restart(NODE)
-            gap.wait_over(killed_s)
-        after = _held(client, keys)
-        found = _adopted(pool.state_dir / "logs" / f"{NODE}.log")
+        with _supervised(pool) as seen:
+            with _Gap.of(client, keys[-1]) as gap:
+                seen.update(_kill(pool, gap))
+            after = _held(client, keys)
+        node_log = pool.state_dir / "logs" / f"{NODE}.log"
+        found = _said(node_log, Event.NODE_MEMORY_ADOPTED)
+        opened = _said(node_log, Event.NODE_DATA_PORT_OPEN)
     return [
         Row("kept memory: blocks in memory when the node was killed", float(before), ""),
         bar_row(
@@ -83,27 +100,84 @@ def adopted(blocks: int, progress: Callable[[str], None]) -> list[Row]:
             at_least=_FOUND,
         ),
         bar_row(
-            "kept memory: blocks adopted, by one thread",
-            found["blocks"] / max(found["seconds"], 1e-9),
+            "kept memory: blocks adopted, by each thread",
+            found["blocks"] / max(found["seconds"] * found["threads"], 1e-9),
             "1/s",
             at_least=_PER_S,
         ),
+        Row("kept memory: threads that adopted", float(found["threads"]), ""),
         bar_row(
             "kept memory: longest gap between two gets that a client sees", gap.longest_s, "s", at_most=_GAP_S
         ),
+        *_phases({**seen, **opened["phases_s"], "served": gap.served_s}),
+        Row(
+            "kept memory: processor time of the new process until it serves",
+            opened["processor_s"] * 1e3,
+            "ms",
+        ),
     ]
+
+
+@contextmanager
+def _supervised(pool: EmbeddedCluster) -> Iterator[dict[str, float]]:
+    """The supervisor of `mooncache up` meanwhile; the dict gets `spawned`, when it started the node again.
+
+    A process that it starts ends with its thread, so what is measured ends before this does.
+    """
+    ends, seen = threading.Event(), dict[str, float]()
+
+    def progress(name: str, news: PartNews) -> None:
+        if name == NODE and "started again" in news.text:
+            seen["spawned"] = time.monotonic()
+
+    supervising = threading.Thread(target=pool.supervise, args=(progress, ends.is_set), name="supervise")
+    supervising.start()
+    try:
+        time.sleep(_SETTLE_S)
+        yield seen
+    finally:
+        ends.set()
+        supervising.join()
+
+
+def _kill(pool: EmbeddedCluster, gap: _Gap) -> dict[str, float]:
+    """Kill the node and wait until it serves again: when it was killed and had ended, in seconds of the monotonic
+    clock. Raises NodeUnavailable."""
+    process = pool.parts[NODE].open_pidfd()
+    if process is None:
+        raise NodeUnavailable("The node ended before it was killed.")
+    try:
+        killed_s = time.monotonic()
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        if not select.select([process], [], [], _START_S)[0]:
+            raise NodeUnavailable(f"The kernel did not end the node within {_START_S:.0f} s.")
+        ended_s = time.monotonic()
+        gap.wait_over(ended_s)
+    finally:
+        os.close(process)
+    return {"killed": killed_s, "ended": ended_s}
+
+
+def _phases(moments_s: dict[str, float]) -> list[Row]:
+    """What the gap is made of: steps that follow one another, and the imports, which run beside some of them."""
+    steps = [
+        Row(f"kept memory: of the gap, {what}", max(0.0, moments_s[end] - moments_s[begin]) * 1e3, "ms")
+        for begin, end, what in _STEPS
+    ]
+    beside_ms = max(0.0, moments_s["imported"] - moments_s["configured"]) * 1e3
+    return [*steps, Row("kept memory: the imports beside that", beside_ms, "ms")]
 
 
 def _held(client: mooncache.Client, keys: list[bytes]) -> int:
     return sum(sum(client.exists_many(keys[at : at + _BATCH])) for at in range(0, len(keys), _BATCH))
 
 
-def _adopted(log: Path) -> dict[str, Any]:
-    """What the node said of the memory that it adopted. Raises NodeUnavailable."""
+def _said(log: Path, event: Event) -> dict[str, Any]:
+    """What the node said of the newest such event. Raises NodeUnavailable."""
     for line in reversed(log.read_text(encoding="utf-8", errors="replace").splitlines()):
-        if Event.NODE_MEMORY_ADOPTED in line:
+        if event in line:
             return dict(json.loads(line))
-    raise NodeUnavailable("The node that was started again adopted no memory.")
+    raise NodeUnavailable(f"The node that was started again did not say {event}.")
 
 
 class _Gap:
@@ -113,7 +187,7 @@ class _Gap:
         self._client, self._key = client, key
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gap", daemon=True)
-        self.longest_s = 0.0
+        self.longest_s = self.served_s = 0.0  # the longest gap, and when it ended
         self._begun_s = 0.0  # of the last get that brought the block
 
     @classmethod
@@ -130,21 +204,22 @@ class _Gap:
     def wait_over(self, killed_s: float) -> None:
         """Wait for a get that began after the node's end and brought the block. Raises NodeUnavailable."""
         while self._begun_s <= killed_s:
-            if time.perf_counter() - killed_s > _START_S:
+            if time.monotonic() - killed_s > _START_S:
                 raise NodeUnavailable(f"The node that was started again served nothing for {_START_S:.0f} s.")
             time.sleep(_LOOK_S)
 
     def _run(self) -> None:
         target = memoryview(bytearray(_BLOCK))
-        last_s = time.perf_counter()
+        last_s = time.monotonic()
         while not self._ends.is_set():
-            begun_s = time.perf_counter()
+            begun_s = time.monotonic()
             try:
                 came = self._client.get_into(self._key, target, timeout_s=1.0) is not None
             except MooncacheError:
                 came = False
-            now_s = time.perf_counter()
+            now_s = time.monotonic()
             if came:
-                self.longest_s = max(self.longest_s, now_s - last_s)
+                if now_s - last_s > self.longest_s:
+                    self.longest_s, self.served_s = now_s - last_s, now_s
                 last_s, self._begun_s = now_s, begun_s
             time.sleep(_LOOK_S)

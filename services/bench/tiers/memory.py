@@ -2,21 +2,25 @@
 
 Two pools run at the same time, one with a tier and one without, and are measured in turn. Beside the busy disk a
 process reads blocks that are on the disk alone, as fast as it can. A process that only copies memory, in pieces as
-large and at the same rate, tells how much of that is the processor.
+large and at the same rate, tells how much of that is the processor; fio, which reads as many bytes of the same disk
+while the tier has nothing to do, how much is the machine.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
 import mooncache
+from mooncache.bench.fio import ENGINES, fio, fio_beside
 from mooncache.bench.on_over_off import on_over_off
 from mooncache.bench.ssd_pool import disk_counters, put_at_the_disks_pace, settle, ssd_pool
 from mooncache.bench.store.ours import OurClient
@@ -26,7 +30,9 @@ from mooncache.reporting.rows import Row, bar_row
 _BESIDE: Final = 1.2
 _SMALL, _LARGE = 4 << 10, 1 << 20
 _BATCH: Final = 16
+_DEPTH: Final = 32
 _START_S: Final = 60.0
+_FIO_START_S: Final = 0.5
 _CALLS_MIN: Final = 100
 _AFTER_MISSES_S: Final = 0.01
 
@@ -67,7 +73,8 @@ def _beside(
     small = os.urandom(32)
     client.put(small, os.urandom(_SMALL))
     client.pin(small, ttl_s=600.0)
-    alone, beside, copying, moved = [], [], [], []
+    alone, beside, copying, bare, moved = [], [], [], [], []
+    bare_disk = _BareDisk(len(cold) * _LARGE)
     for number in range(rounds):
         progress(f"beside the disk, round {number + 1} of {rounds}")
         alone.append(small_get_p99_us(client, small, seconds))
@@ -78,6 +85,10 @@ def _beside(
             moved.append((disk_counters(pool)["ssd_read_bytes"] - before) / spent_s)
         with _copier(median(moved)):
             copying.append(small_get_p99_us(client, small, seconds))
+        if not bare_disk.why_not:
+            with bare_disk.read(median(moved)):
+                bare.append(small_get_p99_us(client, small, seconds))
+    bare_disk.end()
     against = "4 KiB get from memory, p99, alone"
     return [
         Row(against, median(alone), "us"),
@@ -96,8 +107,46 @@ def _beside(
             reference=median(alone),
             at_most=_BESIDE,
         ),
+        bare_disk.row(bare, against, median(alone)),
         Row("that process meanwhile, from the disk", median(moved) / 1e6, "MB/s"),
     ]
+
+
+class _BareDisk:
+    """fio on the disk of the pool; `why_not`: it cannot run here."""
+
+    def __init__(self, file_bytes: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="mooncache-bench-beside-")
+        self._file, self._file_bytes = Path(self._folder.name) / "fio", file_bytes
+        made = fio(
+            self._file,
+            ENGINES[0],
+            "randread",
+            block_bytes=_LARGE,
+            file_bytes=file_bytes,
+            depth=_DEPTH,
+            seconds=_FIO_START_S,
+        )
+        self.why_not = made if isinstance(made, str) else ""
+
+    @contextmanager
+    def read(self, bytes_per_s: float) -> Iterator[None]:
+        """fio is at work when this yields."""
+        with fio_beside(
+            self._file, block_bytes=_LARGE, file_bytes=self._file_bytes, depth=_DEPTH, bytes_per_s=bytes_per_s
+        ):
+            time.sleep(_FIO_START_S)
+            yield
+
+    def row(self, p99_us: list[float], against: str, alone_us: float) -> Row:
+        """What small gets took beside it."""
+        name = "4 KiB get from memory, p99, beside fio that reads as many bytes from the same disk (no tier)"
+        if self.why_not:
+            return Row(f"{name}: {self.why_not}", 0.0, "us")
+        return bar_row(name, median(p99_us), "us", against=against, reference=alone_us)
+
+    def end(self) -> None:
+        self._folder.cleanup()
 
 
 def small_get_p99_us(client: mooncache.Client, key: bytes, seconds: float) -> float:

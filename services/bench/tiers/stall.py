@@ -1,7 +1,8 @@
 """A disk that stops answering: when the node goes on without it, and what gets from memory notice.
 
 The kernel stalls the disk for the node's process alone (a control group with a limit of a byte a second; needs root).
-A process asks for blocks of the disk all the time, before, during and after the stall.
+A process asks for blocks of the disk all the time, before, during and after the stall. While the disk counts as gone it
+gets misses; the same process, asking for blocks that were never put, tells what these misses cost by themselves.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
     """
     rounds, seconds = (1, 0.2) if quick else (5, 1.5)
     memory_bytes = (32 if quick else 128) << 20
-    alone, beside, stalled, gone, back, misses = [], [], [], [], [], []
+    alone, beside, absent, stalled, gone, back, misses = [], [], [], [], [], [], []
     with (
         ssd_pool(memory_bytes, 6 * memory_bytes) as pool,
         mooncache.connect(**pool.client_settings(), timeout_s=60.0) as client,
@@ -54,6 +55,8 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
         for number in range(rounds):
             progress(f"stall {number + 1} of {rounds}")
             alone.append(small_get_p99_us(client, small, seconds))
+            with reader_of(pool, [os.urandom(32) for _ in cold]):
+                absent.append(small_get_p99_us(client, small, seconds))
             with reader_of(pool, cold):
                 beside.append(small_get_p99_us(client, small, seconds))
                 disk.stall()
@@ -68,9 +71,11 @@ def run(quick: bool, progress: Callable[[str], None]) -> list[Row]:
                 wait_for(pool, _is_back, _WAIT_S)
     against = "4 KiB get from memory, p99, alone"
     beside_name = "4 KiB get from memory, p99, beside a process that reads a disk that answers"
+    absent_name = "4 KiB get from memory, p99, beside a process that asks for blocks that were never put"
     return [
         Row(against, median(alone), "us"),
         bar_row(beside_name, median(beside), "us", against=against, reference=median(alone)),
+        bar_row(absent_name, median(absent), "us", against=against, reference=median(alone)),
         bar_row(
             "4 KiB get from memory, p99, from the moment when the disk stalls",
             median(stalled),

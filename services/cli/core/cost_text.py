@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from mooncache.plan.core.cost_sums import CostSum, Payback, WhatIf
-    from mooncache.plan.core.price_book import PriceBook
-    from mooncache.plan.core.request_cost import RequestCost
+    from mooncache.prices.core.cost_sums import CostSum, Payback, WhatIf
+    from mooncache.prices.core.price_book import PriceBook
+    from mooncache.prices.core.request_cost import RequestCost
 
 _DIGITS: Final = 2
 TENANTS_MAX: Final = 20  # rows of the table

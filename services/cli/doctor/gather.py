@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from mooncache.cli.common import Where, word_of
+from mooncache.cli.common import Where
 from mooncache.cli.doctor.ask_nodes import ask_nodes
 from mooncache.cli.doctor.ask_serving import ask_agreement, ask_decisions, ask_instances, engine_logs
 from mooncache.cli.doctor.core.facts import (
@@ -38,8 +38,9 @@ from mooncache.conductor.core.members import MemberKind
 from mooncache.config import Config, is_set, load
 from mooncache.errors import MooncacheError, PermissionDenied, Unauthenticated
 from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.runtime.enum_words import word_of
+from mooncache.store_node.host_memory import memory_left_bytes
 from mooncache.store_node.native_settings import quarter_of_memory_bytes
-from mooncache.store_node.prefault import memory_left_bytes
 from mooncache.topology.core.host_facts import ArenaFacts, HostFacts
 from mooncache.topology.examine import examine
 from mooncache.worker.adapters.vllm import why_refused
