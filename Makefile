@@ -19,7 +19,7 @@ UP_ARGS ?=
 heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
-.PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test engine
+.PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test release engine
 .PHONY: bench bench-rdma soak sim figures proto docs stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,7 +96,7 @@ tidy: build/release/.built ## clang-tidy over native/ (slow, advisory; Debian pa
 pytest: $(VENV)/.dev ## Python tests over the editable install
 	$(call heading,pytest (editable install))
 	@mkdir -p build
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --no-loadscope-reorder $(PYTEST_ARGS) 2>&1 | tee build/pytest.log
+	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --no-loadscope-reorder --durations=60 --durations-min=5 $(PYTEST_ARGS) 2>&1 | tee build/pytest.log
 
 # ---- native ------------------------------------------------------------------------------------
 # Release is what ships, and the folder of the extension. Sanitizer builds keep assertions on; ASan and UBSan without
@@ -157,6 +157,9 @@ sbom: | $(BIN)/python ## what a release is made of, as CycloneDX, into build/sbo
 wheel-test: build/dist/.built ## the wheel in a fresh environment outside of the checkout
 	$(call heading,installed wheel)
 	MOONCACHE_WHEEL="$$(ls build/dist/*.whl)" $(BIN)/python -m pytest -q tests/packaging
+
+release: | $(VENV)/.dev ## sdist, wheels, chart, images, SBOMs and checksums into build/publish, each installed somewhere clean
+	@scripts/release/release.sh $(abspath $(BIN)/python) build/publish
 
 # ---- other jobs --------------------------------------------------------------------------------
 bench: $(VENV)/.base ## store benchmark beside a raw socket, memcpy and, if it installs, the original

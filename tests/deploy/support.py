@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,25 +130,27 @@ def context(folder: Path, *, with_wheels: bool) -> Path:
 
 
 class Project:
-    """One Compose project of deploy/docker-compose.yml, with names and a port of its own."""
+    """One Compose project of deploy/docker-compose.yml and overlays, with names and ports of its own."""
 
-    def __init__(self, name: str, folder: Path, settings: Mapping[str, str]) -> None:
-        self.name = name
-        self._file = folder / "deploy" / "docker-compose.yml"
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        settings: Mapping[str, str],
+        overlays: Sequence[str] = (),
+        profiles: Sequence[str] = (),
+    ) -> None:
+        self.name, self.folder = name, folder
+        files = ["docker-compose.yml", *(f"compose/{overlay}.yml" for overlay in overlays)]
+        self._chosen = [word for file in files for word in ("-f", str(folder / "deploy" / file))]
+        self._chosen += [word for profile in profiles for word in ("--profile", profile)]
         self._env = {**settings, **build_env()}
-        self.port = int(settings["GATEWAY_PORT"])
+        self.port, self.port_2 = int(settings["GATEWAY_PORT"]), int(settings["GATEWAY_2_PORT"])
         self.prometheus_port = int(settings["PROMETHEUS_PORT"])
 
     def compose(self, *words: str, timeout_s: float = 120.0) -> str:
         return command(
-            *compose_words(),
-            "-p",
-            self.name,
-            "-f",
-            str(self._file),
-            *words,
-            timeout_s=timeout_s,
-            env=self._env,
+            *compose_words(), "-p", self.name, *self._chosen, *words, timeout_s=timeout_s, env=self._env
         )
 
     def container(self, service: str) -> str:

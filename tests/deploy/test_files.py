@@ -11,28 +11,32 @@ from typing import Any
 import pytest
 
 from mooncache.config import Config
-from mooncache.runtime.service import EXIT_CONFIG
+from mooncache.runtime.entry import EXIT_CONFIG
 from mooncache.store_node.holder import FILES_MAX
+from tests.deploy.compose_files import MAIN, OVERLAYS, VARIABLE, merged
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-COMPOSE = (DEPLOY / "docker-compose.yml").read_text(encoding="utf-8")
 ONE_SHOT = {"token", "model"}
-_VARIABLE = re.compile(r"(?<!\$)\$\{([A-Z_]+):-([^}]*)\}")
+PROFILES = {"prometheus": "monitoring", "conductor-2": "standby", "gateway-2": "gateways"}
 
 
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    yaml = pytest.importorskip("yaml", reason="PyYAML reads the Compose file")
-    found: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
-    return found
+    return merged()["services"]
 
 
 def test_the_services_of_a_cluster_are_there(services: dict[str, Any]) -> None:
-    assert set(services) == ONE_SHOT | {
-        *("etcd", "master-1", "master-2", "node-1", "node-2", "conductor", "gateway", "prefill", "decode"),
-        "prometheus",
+    asked_for = {name: service["profiles"] for name, service in services.items() if "profiles" in service}
+    assert asked_for == {name: [profile] for name, profile in PROFILES.items()}
+    assert set(services) - set(asked_for) == ONE_SHOT | {
+        *("etcd", "master-1", "master-2", "node-1", "node-2", "conductor", "gateway", "prefill", "decode")
     }
+
+
+def test_no_service_waits_for_one_of_a_profile(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert not set(service.get("depends_on", {})) & set(PROFILES), name
 
 
 def test_every_setting_exists(services: dict[str, Any]) -> None:
@@ -44,11 +48,7 @@ def test_every_setting_exists(services: dict[str, Any]) -> None:
     used = {name for service in services.values() for name in service.get("environment", {})}
     dockerfile = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
     used |= set(re.findall(r"\b(MOONCACHE_[A-Z_]+)=", dockerfile))
-    commented = set(re.findall(r"# (MOONCACHE_[A-Z_]+):", COMPOSE))
-    assert commented, "the TLS settings stand there as comments"
-    assert {name for name in used | commented if name.startswith("MOONCACHE_")} - known == {
-        "MOONCACHE_BUILD_DIR"
-    }
+    assert {name for name in used if name.startswith("MOONCACHE_")} - known == {"MOONCACHE_BUILD_DIR"}
 
 
 def test_services_are_limited_watched_and_without_rights(services: dict[str, Any]) -> None:
@@ -62,11 +62,11 @@ def test_services_are_limited_watched_and_without_rights(services: dict[str, Any
             assert service["restart"] == "unless-stopped", name
 
 
-def test_only_the_gateway_is_reachable_and_on_loopback(services: dict[str, Any]) -> None:
+def test_only_gateways_are_reachable_and_on_loopback(services: dict[str, Any]) -> None:
     published = {name: service["ports"] for name, service in services.items() if service.get("ports")}
-    assert set(published) == {"gateway", "prometheus"}
-    assert services["prometheus"]["profiles"] == ["monitoring"], "only when asked for"
+    assert set(published) == {"gateway", "gateway-2", "prometheus"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+    assert len({str(ports) for ports in published.values()}) == 3, "each has a port of its own"
     ways_out = {name for name, service in services.items() if "edge" in service.get("networks", [])}
     assert ways_out == set(published)
     assert {services[name]["network_mode"] for name in ONE_SHOT} == {"none"}
@@ -91,11 +91,15 @@ def test_no_secret_is_in_the_files() -> None:
 
 
 def test_the_example_names_every_variable_with_its_default() -> None:
-    used = dict(_VARIABLE.findall(COMPOSE))
+    texts = [path.read_text(encoding="utf-8") for path in (MAIN, *OVERLAYS.values())]
+    used = dict(one for text in texts for one in VARIABLE.findall(text))
+    assert all(used[name] == default for text in texts for name, default in VARIABLE.findall(text))
     lines = (DEPLOY / "env.example").read_text(encoding="utf-8").splitlines()
     documented = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert documented == used
-    assert not re.findall(r"(?<!\$)\$\{[A-Z_]+\}", COMPOSE), "every variable has a default"
+    assert not [text for text in texts if re.search(r"(?<!\$)\$\{[A-Z0-9_]+\}", text)], (
+        "every variable has a default"
+    )
 
 
 def test_the_build_context_has_what_the_image_copies() -> None:
@@ -105,10 +109,10 @@ def test_the_build_context_has_what_the_image_copies() -> None:
         if line.startswith("!")
     ]
     assert all((ROOT / name).exists() for name in allowed)
-    copied = re.findall(
-        r"^COPY (?!--from)(\S+) \S+$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.M
+    lines = re.findall(
+        r"^COPY (?!--from)(.+) \S+$", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"), re.M
     )
-    for name in copied:
+    for name in (word for line in lines for word in line.split()):
         assert name == "." or any(name == good or name.startswith(f"{good}/") for good in allowed), name
 
 

@@ -164,10 +164,13 @@ def test_what_services_are_told_of_each_other_is_there(path: Path) -> None:
             assert service["spec"]["publishNotReadyAddresses"] is True
             assert int(target.rpartition(":")[2]) in port_numbers(container(masters))
         if "conductor" in by_component:
-            host, _, number_text = config.cluster.conductor_target.rpartition(":")
-            service = named(objects, "Service", host.partition(".")[0])
-            assert selected(service, objects) == by_component["conductor"]
-            assert int(number_text) in {port["port"] for port in service["spec"]["ports"]}
+            (conductors,) = by_component["conductor"]
+            targets = config.cluster.conductor_target.split(",")
+            assert len(targets) == conductors["spec"]["replicas"]
+            for target in targets:
+                service = named(objects, "Service", target.split(".")[0 if len(targets) == 1 else 1])
+                assert selected(service, objects) == [conductors]
+                assert int(target.rpartition(":")[2]) in {port["port"] for port in service["spec"]["ports"]}
     advertised = load(env=environment(container(masters))).master.advertise_host
     assert advertised.split(".", 1)[1] == config.cluster.master_targets[0].partition(".")[2].removesuffix(
         ":7700"

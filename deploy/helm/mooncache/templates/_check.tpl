@@ -36,7 +36,10 @@ mounts: []
 {{- fail "rdma.enabled has no effect with TLS, because RDMA is not encrypted: set tls.enabled=false and tls.insecure=true, or rdma.enabled=false." -}}
 {{- end -}}
 {{- if and (eq $v.coordination.backend "etcd") (not $v.coordination.etcd.endpoints) -}}
-{{- fail "coordination.etcd.endpoints is empty: name your etcd servers, or set coordination.backend=embedded and master.replicas=1." -}}
+{{- fail "coordination.etcd.endpoints is empty: name your etcd servers, or set coordination.backend=lease, which needs none." -}}
+{{- end -}}
+{{- if and $v.serving.enabled (eq $v.conductor.election "etcd") (not $v.coordination.etcd.endpoints) -}}
+{{- fail "conductor.election=etcd uses coordination.etcd, whose endpoints are empty: name them, or set conductor.election=lease." -}}
 {{- end -}}
 {{- if and $v.coordination.etcd.tls (not $v.tls.enabled) -}}
 {{- fail "coordination.etcd.tls uses the files of tls: tls.enabled has to be true." -}}

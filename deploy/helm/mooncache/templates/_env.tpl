@@ -4,7 +4,7 @@ operator's settings come beside it and never instead of it. */}}
 {{- $values := .root.Values -}}
 {{- $chart := dict
   "MOONCACHE_CLUSTER_MASTER_TARGETS" (include "mooncache.masterTargets" .root)
-  "MOONCACHE_CLUSTER_CONDUCTOR_TARGET" (printf "%s:7800" (include "mooncache.conductorHost" .root))
+  "MOONCACHE_CLUSTER_CONDUCTOR_TARGET" (include "mooncache.conductorTargets" .root)
   "MOONCACHE_CLUSTER_STATE_DIR" "/var/lib/mooncache"
   "MOONCACHE_CLUSTER_TOKEN_FILE" "/run/mooncache/secret/cluster.token"
   "MOONCACHE_METRICS_HOST" "0.0.0.0"

@@ -53,6 +53,20 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
 {{ include "mooncache.fullname" . }}-conductor.{{ include "mooncache.domain" . }}
 {{- end -}}
 
+{{/* One address, or that of each conductor, in the order in which they go first. */}}
+{{- define "mooncache.conductorTargets" -}}
+{{- $name := printf "%s-conductor" (include "mooncache.fullname" .) -}}
+{{- $targets := list -}}
+{{- if gt (int .Values.conductor.replicas) 1 -}}
+{{- range $i := until (int .Values.conductor.replicas) -}}
+{{- $targets = append $targets (printf "%s-%d.%ss.%s:7800" $name $i $name (include "mooncache.domain" $)) -}}
+{{- end -}}
+{{- else -}}
+{{- $targets = list (printf "%s:7800" (include "mooncache.conductorHost" .)) -}}
+{{- end -}}
+{{- join "," $targets -}}
+{{- end -}}
+
 {{/* "true" when KEDA scales a set of workers. */}}
 {{- define "mooncache.autoscaled" -}}
 {{- range $set, $given := .Values.workers -}}

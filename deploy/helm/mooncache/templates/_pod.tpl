@@ -2,7 +2,7 @@
 probes, a bounded end.
 
 {root, component, values, own: environment, ports: [{name, containerPort}], ready: path, grace: seconds}, and optional
-{set, config, image, resources, preStop: command, startSeconds, volumes, mounts, secretEnv, hostNetwork, spread: bool,
+{set, config, image, account: a service account, resources, preStop: command, startSeconds, volumes, mounts, secretEnv, hostNetwork, spread: bool,
 shm, cache, runtimeClassName, keys, module: of the package, where it is not the component} */}}
 {{- define "mooncache.pod" -}}
 {{- $values := .root.Values -}}
@@ -17,6 +17,9 @@ metadata:
   {{- end }}
 spec:
   automountServiceAccountToken: false
+  {{- with .account }}
+  serviceAccountName: {{ . }}
+  {{- end }}
   enableServiceLinks: false # or MOONCACHE_MASTER_PORT=tcp://... of a Service would be taken for a setting
   terminationGracePeriodSeconds: {{ .grace }}
   {{- with $values.image.pullSecrets }}
