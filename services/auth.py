@@ -12,6 +12,15 @@ tenant means a new cluster token. Neither token is ever put into a message, a lo
 A session token is made for one tenant's requests by the gateway; engines show it to the nodes. It is derived from the
 tenant's key and its end (seconds of Unix time), so nodes keep no list of them either. It opens no control port.
 
+The file may hold two cluster tokens while a new one takes the place of the old one (`TokenSet`): the first one is used
+by what calls, both are accepted from callers.
+
+    mooncache-tokens 1 incoming only `mooncache token` writes this, and `end`: half of such a file is no file
+    mcc1.<64 hex>               signs
+    mcc1.<64 hex>               is accepted, too: incoming, or outgoing
+    mcr1.<64 hex>               root of the salts: the secret of the token with which they began
+    end
+
 A control key is what control calls are proven with (runtime/proof.py). Programs that call over gRPC get it instead of
 the token: it opens no data port, and no token, salt or other key follows from it.
 """
@@ -25,7 +34,7 @@ import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from mooncache.errors import ConfigInvalid, InvalidArgument, Unauthenticated
 
@@ -34,6 +43,7 @@ SECRET_BYTES: Final = 32
 _CLUSTER: Final = re.compile(r"mcc1\.([0-9a-f]{64})")
 _TENANT: Final = re.compile(r"mct1\.([a-z0-9][a-z0-9_.-]{0,62})\.([0-9a-f]{64})")
 _SESSION: Final = re.compile(r"mcs1\.([a-z0-9][a-z0-9_.-]{0,62})\.([1-9][0-9]{0,11})\.([0-9a-f]{64})")
+_ROOT: Final = re.compile(r"mcr1\.([0-9a-f]{64})")
 _CONTROL: Final = re.compile(r"mck1\.(?:([a-z0-9][a-z0-9_.-]{0,62})\.)?([0-9a-f]{64})")
 _TENANT_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _DERIVE_PREFIX: Final = b"mooncache tenant v1\0"
@@ -44,7 +54,13 @@ _CONTROL_PREFIX: Final = b"mooncache control v1\0"
 _METRICS_PREFIX: Final = b"mooncache metrics key v1\0"
 _PICKER_PREFIX: Final = b"mooncache picker key v1\0"
 _CONSOLE_PREFIX: Final = b"mooncache console sessions v1\0"
+_FINGERPRINT_PREFIX: Final = b"mooncache token fingerprint v1\0"
+_FINGERPRINT_BYTES: Final = 6
 _FILE_BYTES_MAX: Final = 4096
+_FILE_HEAD: Final = re.compile(r"mooncache-tokens 1 (incoming|outgoing)")
+_FILE_END: Final = "end"
+TOKENS_MAX: Final = 2
+"""Cluster tokens that are valid at a time."""
 _TOKEN_CHARS_MAX: Final = 256
 SESSION_S: Final = 900
 """A session token is good for so long at least, and for twice as long at most."""
@@ -75,6 +91,68 @@ class Token:
     def tenant_key(self) -> bytes:
         """Key that proves the tenant on the data plane."""
         return derive_tenant_key(self.key, self.tenant) if self.admin else self.key
+
+    @property
+    def fingerprint(self) -> str:
+        """What the token is called in lists and logs: 12 hex digits, from which nothing of it follows."""
+        return keyed_hash(self.key, _FINGERPRINT_PREFIX)[:_FINGERPRINT_BYTES].hex()
+
+
+class TokenSource(Protocol):
+    """Where the text of a token comes from that may be replaced meanwhile. A `Token` is one that never is."""
+
+    @property
+    def text(self) -> str:
+        """The text to prove now."""
+        ...
+
+
+def text_of(token: str | TokenSource) -> str:
+    """The text of a token, or of what a source has now."""
+    return token if isinstance(token, str) else token.text
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSet:
+    """The cluster tokens that are valid at a time: the first one signs, all of them are accepted.
+
+    `salts` is what salts of requests are made from. It outlives the token that it comes from, because with other salts
+    the cache begins empty; it opens nothing. `incoming`: the second token is the newer one, and will sign later.
+    """
+
+    tokens: tuple[Token, ...]
+    salts: Token = field(repr=False)
+    incoming: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.tokens) <= TOKENS_MAX or not all(token.admin for token in self.tokens):
+            raise ConfigInvalid(
+                f"A cluster has 1 to {TOKENS_MAX} cluster tokens (mcc1.…); a tenant token is none."
+            )
+        if len({token.key for token in self.tokens}) != len(self.tokens):
+            raise ConfigInvalid("The same cluster token is named twice; withdraw the second one.")
+
+    @classmethod
+    def of(cls, token: Token) -> TokenSet:
+        """A cluster with one token."""
+        return cls((token,), token)
+
+    @property
+    def signing(self) -> Token:
+        """The token that this process proves."""
+        return self.tokens[0]
+
+    def text(self) -> str:
+        """The token file's content; of one token that was never replaced its one line. Keep it out of logs."""
+        if len(self.tokens) == 1 and self.salts.key == self.signing.key:
+            return self.signing.text + "\n"
+        lines = [
+            f"mooncache-tokens 1 {'incoming' if self.incoming else 'outgoing'}",
+            *(token.text for token in self.tokens),
+            f"mcr1.{self.salts.key.hex()}",
+            _FILE_END,
+        ]
+        return "\n".join(lines) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +245,7 @@ def parse_session_token(text: str) -> SessionToken:
 
 
 def cache_salt(cluster: Token, tenant: str, client_salt: str = "") -> str:
-    """Salt that keeps the blocks of tenants apart; without the cluster token it cannot be guessed.
+    """Salt that keeps the blocks of tenants apart; without `cluster`, the root of the salts, it cannot be guessed.
 
     `client_salt` is what the client itself asked for (OpenAI's `cache_salt`): it separates further, inside the tenant.
     """
@@ -176,7 +254,7 @@ def cache_salt(cluster: Token, tenant: str, client_salt: str = "") -> str:
 
 
 def public_salt(cluster: Token) -> str:
-    """Salt of blocks that tenants agreed to share."""
+    """Salt of blocks that tenants agreed to share, from the root of the salts."""
     return keyed_hash(cluster.key, _SALT_PREFIX)[:16].hex()
 
 
@@ -231,13 +309,45 @@ def parse_token(text: str) -> Token:
     )
 
 
-class Authenticator:
-    """Checks presented tokens against the cluster's secret, in time that does not depend on them."""
+class ValidTokens(Protocol):
+    """The tokens that are valid now; they may be others at the next call."""
 
-    def __init__(self, cluster: Token) -> None:
-        if not cluster.admin:
-            raise ConfigInvalid("A service needs the cluster token (mcc1.…); a tenant token was given.")
-        self._cluster = cluster
+    @property
+    def tokens(self) -> tuple[Token, ...]:
+        """Those that are accepted, the one that signs first."""
+        ...
+
+    @property
+    def signing(self) -> Token:
+        """The one that this process proves."""
+        ...
+
+    @property
+    def salts(self) -> Token:
+        """The root of the salts."""
+        ...
+
+    def used(self, token: Token) -> None:
+        """A caller proved it, or one that was made from it."""
+        ...
+
+
+class FixedTokens:
+    """One token that is never replaced. Raises ConfigInvalid for a tenant's."""
+
+    def __init__(self, token: Token) -> None:
+        self.tokens = TokenSet.of(token).tokens
+        self.signing = self.salts = token
+
+    def used(self, token: Token) -> None:
+        """It is not kept."""
+
+
+class Authenticator:
+    """Checks presented tokens against the cluster's secrets, in time that does not depend on them."""
+
+    def __init__(self, cluster: Token | ValidTokens) -> None:
+        self._cluster = FixedTokens(cluster) if isinstance(cluster, Token) else cluster
 
     def identify(self, authorization: str) -> Identity:
         """Who presents `Bearer <token>`. Raises Unauthenticated."""
@@ -245,11 +355,16 @@ class Authenticator:
         if scheme.lower() != "bearer" or not text:
             raise Unauthenticated("No token was sent; pass the cluster token or a tenant token.")
         token = parse_token(text)
-        expected = self._cluster.key if token.admin else derive_tenant_key(self._cluster.key, token.tenant)
-        if not hmac.compare_digest(token.key, expected):
+        proven = None
+        for cluster in self._cluster.tokens:  # each of them, whichever it is
+            expected = cluster.key if token.admin else derive_tenant_key(cluster.key, token.tenant)
+            if hmac.compare_digest(token.key, expected):
+                proven = cluster
+        if proven is None:
             raise Unauthenticated(
                 "The token is not one of this cluster; check that both ends use the same token file."
             )
+        self._cluster.used(proven)
         return Identity(token.tenant, token.admin)
 
 
@@ -260,18 +375,38 @@ def create_cluster_token(path: Path) -> Token:
     The file appears whole or not at all: two services that start together agree on one token.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    token = Token(DEFAULT_TENANT, admin=True, key=secrets.token_bytes(SECRET_BYTES))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    token = new_cluster_token()
+    partial = _write_beside(path, token.text + "\n")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(token.text.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
         os.link(partial, path)  # refuses to replace, unlike rename
     finally:
         partial.unlink()
     return token
+
+
+def new_cluster_token() -> Token:
+    """A cluster token that was never used."""
+    return Token(DEFAULT_TENANT, admin=True, key=secrets.token_bytes(SECRET_BYTES))
+
+
+def replace_token_file(path: Path, tokens: TokenSet) -> None:
+    """Put these in the place of what the file holds; readers see the one or the other. Raises OSError."""
+    partial = _write_beside(path, tokens.text())
+    try:
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink()
+        raise
+
+
+def _write_beside(path: Path, text: str) -> Path:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(text.encode())
+        file.flush()
+        os.fsync(file.fileno())
+    return partial
 
 
 def read_private_file(
@@ -306,13 +441,38 @@ def read_private_file(
         os.close(descriptor)
 
 
-def load_cluster_token(path: Path) -> Token:
-    """Read the cluster token. Raises ConfigInvalid for a missing, malformed or too widely readable file."""
+def parse_token_file(data: bytes, path: Path) -> TokenSet:
+    """The tokens of a file; its content never appears in the error. Raises ConfigInvalid."""
+    lines = data.decode("ascii", "replace").strip().split("\n")
+    head = _FILE_HEAD.fullmatch(lines[0])
+    if head is not None and (len(lines) < 3 or lines[-1] != _FILE_END):
+        raise ConfigInvalid(
+            f"The cluster token file {path} has no end: it is being written, or only half of it is there."
+        )
+    body = lines[1:-1] if head is not None else lines
+    roots = [match for line in body[-1:] if (match := _ROOT.fullmatch(line))]
+    matches = [_CLUSTER.fullmatch(line) for line in body[: len(body) - len(roots)]]
+    if len(data) >= _FILE_BYTES_MAX or not 1 <= len(matches) <= TOKENS_MAX or None in matches:
+        raise ConfigInvalid(
+            f"The cluster token file {path} does not hold one line mcc1.<64 hex digits>, or two while the token is "
+            "being replaced (`mooncache token rotate`)."
+        )
+    tokens = tuple(
+        Token(DEFAULT_TENANT, admin=True, key=bytes.fromhex(match[1])) for match in matches if match
+    )
+    salts = Token(DEFAULT_TENANT, admin=True, key=bytes.fromhex(roots[0][1])) if roots else tokens[0]
+    return TokenSet(tokens, salts, incoming=head is not None and head[1] == "incoming")
+
+
+def load_token_set(path: Path) -> TokenSet:
+    """Read the cluster's tokens. Raises ConfigInvalid for a missing, malformed or too widely readable file."""
     data, _ = read_private_file(path, "The cluster token file", _FILE_BYTES_MAX)
-    match = _CLUSTER.fullmatch(data.decode("ascii", "replace").strip())
-    if match is None:
-        raise ConfigInvalid(f"The cluster token file {path} does not hold one line mcc1.<64 hex digits>.")
-    return Token(DEFAULT_TENANT, admin=True, key=bytes.fromhex(match[1]))
+    return parse_token_file(data, path)
+
+
+def load_cluster_token(path: Path) -> Token:
+    """The token of the file that signs. Raises ConfigInvalid as `load_token_set`."""
+    return load_token_set(path).signing
 
 
 def load_or_create_cluster_token(path: Path) -> tuple[Token, bool]:

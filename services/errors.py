@@ -16,7 +16,8 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |               MasterUnavailable NotLeader
     |-- security:   Unauthenticated PermissionDenied ProtocolError VersionSkew TlsError
     |-- cluster:    UnknownNode StaleIncarnation ReportGap TaskUnknown
-    |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited PromptTooLong
+    |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited BudgetSpent
+    |               PromptTooLong
     |               EngineUnavailable EngineFailed (EngineDied) EngineTimeout PassportMismatch DecisionUnknown
     |               ConductorUnavailable ConductorSuperseded
     |-- offline:    TraceInvalid TraceTooLarge ClusterInvalid ProfileInvalid ModelTooLarge SimulationInvalid
@@ -279,6 +280,12 @@ class Overloaded(MooncacheError, code=703, status=GrpcStatus.RESOURCE_EXHAUSTED,
 
 class RateLimited(MooncacheError, code=704, status=GrpcStatus.RESOURCE_EXHAUSTED, retryable=True):
     hint = "The tenant's rate limit is reached; try again after the time in Retry-After."
+
+
+class BudgetSpent(MooncacheError, code=714, status=GrpcStatus.RESOURCE_EXHAUSTED):
+    hint = (
+        "The money for this month is spent; ask the operator for more, or come back in the next month (UTC)."
+    )
 
 
 class PromptTooLong(MooncacheError, code=705, status=GrpcStatus.INVALID_ARGUMENT):

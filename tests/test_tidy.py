@@ -59,6 +59,7 @@ RPC_FOLDERS = {
     "StoreNodeService": "store_node",
     "ConductorService": "conductor",
     "WorkerService": "worker",
+    "ProcessService": "runtime",
 }
 
 

@@ -99,6 +99,10 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/kubernetes.md", "kubectl -n llm create secret generic kv-token"): Cannot(
         "needs a Kubernetes cluster", instead=("tests/deploy/test_helm_processes.py",)
     ),
+    ("docs/kubernetes.md", "kubectl -n llm get leases"): Cannot(
+        "needs a Kubernetes cluster",
+        instead=("tests/coordination/test_lease.py", "tests/deploy/test_helm_lease.py"),
+    ),
     ("docs/kubernetes.md", "KEY=$(kubectl -n llm exec"): Cannot(
         "needs a Kubernetes cluster", instead=("tests/cli/test_offline.py",)
     ),
@@ -130,8 +134,23 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/operations.md", "mooncache tenant set"): Cannot(
         "needs a running cluster with a tenant of that name", instead=("tests/store_node/test_tenants.py",)
     ),
+    ("docs/operations.md", "mooncache token status"): Cannot(
+        "replaces the token of a running cluster", instead=("tests/cli/test_token_rotation.py",)
+    ),
+    ("docs/operations.md", "mooncache writers"): Cannot(
+        "recalls what an engine of that name wrote", instead=("tests/store_node/test_writers.py",)
+    ),
+    ("docs/operations.md", "mooncache quarantine"): Cannot(
+        "removes what an engine of that name wrote", instead=("tests/store_node/test_quarantine.py",)
+    ),
     ("docs/tenants.md", "mooncache key create"): Cannot(
         "revokes a key by an id that is drawn", instead=("tests/accounts/test_keys.py",)
+    ),
+    ("docs/tenants.md", "mooncache tenant set"): Cannot(
+        "sets limits of a key whose id is drawn", instead=("tests/accounts/test_request_limits.py",)
+    ),
+    ("docs/tenants.md", "mooncache usage"): Cannot(
+        "needs usage that gateways have metered", instead=("tests/cli/test_usage.py",)
     ),
     ("docs/tenants.md", "mooncache audit"): Runs("alone", prints=(r"each line follows",)),
     ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
@@ -169,6 +188,18 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ),
     ("docs/vllm-connector.md", "pip install"): By("tests/docs/test_blocks.py::test_a_pool_alone"),
     ("docs/vllm-connector.md", "vllm serve"): By("tests/connectors/test_vllm_engine.py::__init__"),
+    ("docs/sglang.md", "mooncache up --engine none"): Cannot(
+        "SGLang's server needs a GPU", ("tests/sglang/test_controller.py", "tests/sglang/test_round_trip.py")
+    ),
+    ("docs/sglang.md", "python3 -m venv sglang-env"): Cannot(
+        "downloads gigabytes; its tests run where the package is", ("tests/sglang/test_controller.py",)
+    ),
+    ("docs/lmcache.md", "mooncache up --engine none"): Cannot(
+        "engine and server take minutes; a test starts both", ("tests/lmcache/test_server.py",)
+    ),
+    ("docs/lmcache.md", "python3 -m venv lmcache-env"): Cannot(
+        "downloads packages; its tests run where LMCache is", ("tests/lmcache/test_connector.py",)
+    ),
     ("docs/worker.md", "mooncache worker --model"): By("tests/docs/test_blocks.py::test_workers"),
     ("docs/worker.md", "export VLLM_API_KEY"): Cannot(
         "an engine takes half a minute to start",
@@ -208,8 +239,19 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         },
         prints=(r"fig5-scheduling", r"break-even"),
     ),
-    ("docs/deployment.md", "docker compose"): Cannot(
+    ("docs/deployment.md", "docker compose -f deploy/docker-compose.yml up"): Cannot(
         "needs a Docker engine", ("tests/deploy/test_compose.py", "tests/deploy/test_files.py")
+    ),
+    ("docs/deployment.md", "docker compose -f deploy/docker-compose.yml --profile"): Cannot(
+        "needs a Docker engine", ("tests/deploy/test_compose_ssd.py", "tests/deploy/test_overlays.py")
+    ),
+    ("docs/deployment.md", "docker compose -f deploy/docker-compose.yml -f deploy/compose/ssd.yml"): Cannot(
+        "needs a Docker engine",
+        (
+            "tests/deploy/test_compose_ssd.py",
+            "tests/deploy/test_compose_tls.py",
+            "tests/deploy/test_overlays.py",
+        ),
     ),
     ("docs/deployment.md", "TORCH_INDEX_URL"): Cannot(
         "needs a Docker engine and collects gigabytes of wheels", ("tests/deploy/test_compose.py",)
@@ -233,6 +275,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ),
     ("docs/benchmarks/store.md", "make bench"): Cannot(QUIET, ("tests/bench/test_store_bench.py",)),
     ("docs/benchmarks/sound.md", "mooncache bench sound"): Cannot(QUIET, ("tests/bench/test_sound.py",)),
+    ("docs/benchmarks/survival.md", "mooncache bench survival"): Cannot(
+        QUIET, ("tests/bench/test_survival.py",)
+    ),
     ("docs/benchmarks/tiers.md", "mooncache bench tiers"): Cannot(QUIET, ("tests/bench/test_tiers.py",)),
     ("docs/benchmarks/handover.md", "mooncache bench handover"): Cannot(
         QUIET, ("tests/bench/test_handover.py",)
@@ -260,6 +305,19 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ),
     ("docs/conformance.md", "mooncache conformance --store pool"): Cannot(
         "takes a minute", ("tests/conformance/test_own_stores.py::test_the_pool_keeps_every_promise",)
+    ),
+    ("docs/conformance.md", "mooncache conformance --engine http"): Cannot(
+        "takes a minute", ("tests/conformance/test_own_engine.py::test_our_engines_keep_every_promise",)
+    ),
+    ("docs/conformance.md", "mooncache conformance --connector mooncache"): Cannot(
+        "takes minutes", ("tests/conformance/test_connector_kit.py::test_our_connector_keeps_every_promise",)
+    ),
+    ("docs/conformance.md", "mooncache conformance --set connector"): Cannot(
+        "takes minutes",
+        ("tests/conformance/test_connector_kit.py::test_a_connector_that_keys_by_tokens_alone_is_found",),
+    ),
+    ("docs/conformance.md", "mooncache conformance --only broken-cache"): Cannot(
+        "stops a process", ("tests/conformance/test_own_engine.py::test_our_engines_keep_every_promise",)
     ),
     ("docs/conformance.md", "mooncache conformance --store mypackage.kv:Store"): Cannot(
         "a store of the reader's",

@@ -34,7 +34,9 @@ def said(vm: MakeMachine, tmp_path_factory: pytest.TempPathFactory) -> list[dict
     logs = "".join(f"\n{path.name}:\n{path.read_text()[-3000:]}" for path in sorted(share.glob("*.log")))
     assert ended.ok, ended.output[-6000:] + logs
     said = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
-    said.append({"act": "log of b1", "text": (share / "b1.log").read_text()})
+    said += [
+        {"act": f"log of {node}", "text": (share / f"{node}.log").read_text()} for node in ("b0 again", "b1")
+    ]
     return said
 
 
@@ -107,3 +109,10 @@ def test_a_node_that_is_killed_costs_its_blocks_only(acts: Acts) -> None:
     struck, after = acts["a node is killed"], acts["the node is gone"]
     assert struck["struck"] and struck["right"] >= COPIED, struck
     assert after["right"] == COPIED and after["rdma_bytes"] > 0, after
+
+
+def test_memory_that_outlives_its_node_is_registered_again(acts: Acts) -> None:
+    struck, after = acts["kept memory, its node is killed"], acts["kept memory, adopted"]
+    assert struck["struck"], struck
+    assert "node.memory_adopted" in acts["log of b0 again"]["text"]
+    assert after["right"] == COPIED and after["rdma_bytes"] == COPIED * BLOCK_BYTES, after

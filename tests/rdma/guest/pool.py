@@ -2,7 +2,7 @@
 
 All processes are forks of this one, because importing is what costs time on an emulated processor. Prints
 one line of JSON for each act: what came back, over what, in what time. The bytes are compared here; what is
-expected of the numbers, the test says. One node keeps its blocks in anonymous memory, the other in a file on tmpfs.
+expected of the numbers, the test says. One node's memory outlives it, the other's is a file on tmpfs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import mooncache.store_node.__main__ as store_node
 import mooncache.store_node.service
 from mooncache.auth import load_or_create_cluster_token
 from mooncache.errors import ChecksumMismatch, NodeUnavailable, NotFound
+from mooncache.store_node import holder
 
 FOLDER = Path("/tmp/pool")
+HOLDER = FOLDER / "holder.sock"
 ARENA, ARENA_BYTES = Path("/dev/shm/arena"), 128 << 20
 BLOCK_BYTES, BLOCKS, COPIED = 1 << 20, 32, 8
 DEADLINE_S, STRIKE_WITHIN_S, SETTLED_WITHIN_S = 30.0, 5.0, 90.0
@@ -44,20 +46,49 @@ def fork(name: str, main: Callable[[], int], **env: str) -> int:
     os._exit(main())
 
 
-def start() -> dict[str, int]:
+# Everything is slow here; a node that is late must not count as dead before a test says so.
+COMMON = {
+    "CLUSTER_TOKEN_FILE": str(FOLDER / "token"),
+    "MASTER_HEARTBEAT_INTERVAL_S": "2",
+    "MASTER_SUSPECT_AFTER_S": "20",
+    "MASTER_LEASE_S": "40",
+}
+MEMORY = {
+    "b0": {
+        "STORE_NODE_CAPACITY_BYTES": "128MiB",
+        "STORE_NODE_KEEP_MEMORY": "true",
+        "STORE_NODE_HOLDER_PATH": str(HOLDER),
+    },
+    "b1": {"STORE_NODE_ARENA_PATH": str(ARENA)},
+}
+
+
+def start_node(name: str, turn: int | None = None) -> int:
+    """Forks a node, which begins at once or when something comes through the pipe `turn`."""
+    own = {"STORE_NODE_NODE_ID": name, "STORE_NODE_UNIX_ENABLED": "false", "RDMA_DEVICES": "rxb0,rxb1"}
+    own |= {"CLUSTER_STATE_DIR": str(FOLDER / name), **MEMORY[name]}
+
+    def begin() -> int:
+        if turn is not None:
+            os.read(turn, 1)
+        return store_node.main()
+
+    return fork(name if turn is None else f"{name} again", begin, **own, **COMMON)
+
+
+def start(successors_turn: int) -> dict[str, int]:
     FOLDER.mkdir(mode=0o700)
     load_or_create_cluster_token(FOLDER / "token")
-    # Everything is slow here; a node that is late must not count as dead before a test says so.
-    patient = {"MASTER_HEARTBEAT_INTERVAL_S": "2", "MASTER_SUSPECT_AFTER_S": "20", "MASTER_LEASE_S": "40"}
-    common = {"CLUSTER_TOKEN_FILE": str(FOLDER / "token"), **patient}
-    pids = {"master": fork("master", master.main, CLUSTER_STATE_DIR=str(FOLDER / "m"), **common)}
+    pids = {
+        "holder": fork("holder", lambda: holder.main([str(HOLDER)])),
+        "master": fork("master", master.main, CLUSTER_STATE_DIR=str(FOLDER / "m"), **COMMON),
+    }
     ARENA.touch(mode=0o600)
     os.truncate(ARENA, ARENA_BYTES)
-    arenas = {"b0": {"STORE_NODE_CAPACITY_BYTES": "128MiB"}, "b1": {"STORE_NODE_ARENA_PATH": str(ARENA)}}
     for name in NODES:
-        own = {"STORE_NODE_NODE_ID": name, "STORE_NODE_UNIX_ENABLED": "false", "RDMA_DEVICES": "rxb0,rxb1"}
-        own |= {"CLUSTER_STATE_DIR": str(FOLDER / name), **arenas[name]}
-        pids[name] = fork(name, store_node.main, **own, **common)
+        pids[name] = start_node(name)
+    # Before there is a client: its threads and gRPC's do not survive a fork.
+    pids["b0 again"] = start_node("b0", successors_turn)
     os.environ["MOONCACHE_RDMA_DEVICES"] = "rxa0,rxa1"
     return pids
 
@@ -220,9 +251,23 @@ def node_dies(client: mooncache.Client, pid: int, blocks: dict[str, bytes], copi
         act.read(copies)
 
 
+def memory_outlives(client: mooncache.Client, pid: int, turn: int, copies: dict[str, bytes]) -> None:
+    """Kill the only node that is left, in mid-transfer; its successor's devices register adopted memory."""
+    with Act("kept memory, its node is killed", client) as act:
+        strike = act.when_moving(lambda: os.kill(pid, signal.SIGKILL))
+        act.read(copies)
+        strike.join()
+        os.waitpid(pid, 0)
+    os.write(turn, b"!")
+    moved_bytes = len(copies) * BLOCK_BYTES
+    for again in until_whole("kept memory, adopted", client, len(copies), rdma_bytes=moved_bytes):
+        again.read(copies)
+
+
 def main() -> None:
     begin_s = time.monotonic()
-    pids = start()
+    turn, give_turn = os.pipe()
+    pids = start(turn)
     client = connect()
     started = {
         "took_s": round(time.monotonic() - begin_s, 2),
@@ -245,8 +290,9 @@ def main() -> None:
     rails_fail(client, blocks)
     arena_shrinks(client, blocks, copies)
     node_dies(client, pids["b1"], blocks, copies)
+    memory_outlives(client, pids["b0"], give_turn, copies)
     client.close()
-    for name in ("b0", "master"):
+    for name in ("b0 again", "master", "holder"):
         os.kill(pids[name], signal.SIGKILL)
         os.waitpid(pids[name], 0)
 
