@@ -16,10 +16,11 @@ JOBS ?= $(shell nproc)
 PYTEST_WORKERS ?= $(JOBS)
 PYTEST_ARGS ?=
 UP_ARGS ?=
+RUN_PYTEST = $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --no-loadscope-reorder --durations=60 --durations-min=5
 heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
-.PHONY: help up test check lint format pytest native-test asan-test tsan-test fuzz-smoke wheel wheel-test release engine
+.PHONY: help up test check lint format pytest deep-test native-test asan-test tsan-test fuzz-smoke wheel wheel-test release engine
 .PHONY: bench bench-rdma soak sim figures proto docs stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -96,7 +97,14 @@ tidy: build/release/.built ## clang-tidy over native/ (slow, advisory; Debian pa
 pytest: $(VENV)/.dev ## Python tests over the editable install
 	$(call heading,pytest (editable install))
 	@mkdir -p build
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --no-loadscope-reorder --durations=60 --durations-min=5 $(PYTEST_ARGS) 2>&1 | tee build/pytest.log
+	$(RUN_PYTEST) -m "not deep" $(PYTEST_ARGS) 2>&1 | tee build/pytest.log
+
+# The same promises in a second configuration: another model, data type or number of ranks. Each starts real engines, and
+# two cores would need a quarter of an hour more at every change.
+deep-test: $(VENV)/.dev ## the Python tests that `test` leaves out: more models, data types and ranks in real engines
+	$(call heading,pytest: deep)
+	@mkdir -p build
+	$(RUN_PYTEST) -m deep $(PYTEST_ARGS) 2>&1 | tee build/pytest-deep.log
 
 # ---- native ------------------------------------------------------------------------------------
 # Release is what ships, and the folder of the extension. Sanitizer builds keep assertions on; ASan and UBSan without

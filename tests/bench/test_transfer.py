@@ -88,6 +88,7 @@ def test_beside_the_tool_a_case_has_its_device_and_its_time(monkeypatch: pytest.
     assert set(asked) == {("rdma", "None", 5)}
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(nixl_lane.unavailable_reason() is not None, reason="NIXL is not installed")
 def test_plain_nixl_is_the_yardstick_of_our_link_over_it() -> None:
     options = TransferOptions(

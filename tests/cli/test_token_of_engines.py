@@ -33,6 +33,7 @@ __all__ = ["model_folder"]  # a fixture
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.timeout(1800),
     pytest.mark.skipif(
         bool(missing_modules("hf")), reason="needs the small engine: pip install 'mooncache[hf]'"

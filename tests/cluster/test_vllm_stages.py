@@ -19,7 +19,7 @@ from tests.conditions import wait_until
 from tests.connectors.test_vllm_engine import prompt
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.deep, pytest.mark.timeout(900)]
 
 BLOCK, TOKENS = 128, 8
 LONG, SHORT = 3000, 200

@@ -48,6 +48,7 @@ def test_our_connector_keeps_every_promise() -> None:
 
 @needs_vllm
 @pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_a_connector_that_keys_by_tokens_alone_is_found(tmp_path: Path) -> None:
     code, verdicts = tried(

@@ -25,7 +25,11 @@ def asks(tokens: list[int], **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "length", "layers", "windowed_layers"),
-    [("gemma3", 680, 6, 5), ("gpt-oss", 640, 4, 2), ("mistral", 700, 2, 2)],
+    [
+        ("gpt-oss", 640, 4, 2),
+        pytest.param("gemma3", 680, 6, 5, marks=pytest.mark.deep),
+        pytest.param("mistral", 700, 2, 2, marks=pytest.mark.deep),
+    ],
 )
 def test_a_prefix_is_loaded_up_to_the_windows_before_its_border(
     tmp_path: Path, model_dir: Path, kind: str, length: int, layers: int, windowed_layers: int

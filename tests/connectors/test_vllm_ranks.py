@@ -14,7 +14,7 @@ from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from tests.connectors.test_vllm_engine import greedy_by_transformers, prompt
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.deep, pytest.mark.timeout(600)]
 
 LENGTH, WHOLE = 300, 288
 SCRIPT = Path(__file__).with_name("two_ranks.py")

@@ -51,6 +51,7 @@ def test_engines_of_one_and_two_ranks_read_each_others_blocks(
     assert alone["cached"] == 0, "blocks by rank have other keys"
 
 
+@pytest.mark.deep
 def test_a_head_that_two_ranks_have_is_read_by_one(tmp_path: Path, cluster: EmbeddedCluster) -> None:
     model = tiny_model.build(tmp_path / "model", kv_heads=1)
     tokens = prompt(9300, LENGTH)

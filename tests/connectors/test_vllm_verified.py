@@ -37,7 +37,7 @@ def pool_in(folder: Path) -> EmbeddedCluster:
     return EmbeddedCluster(ClusterSettings(state_dir=folder, nodes=1, capacity_bytes=256 << 20, port=0))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.deep)])
 def test_right_engines_agree_whatever_a_step_computes(
     tmp_path: Path, model_dir: Path, dtype: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

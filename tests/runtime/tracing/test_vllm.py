@@ -13,7 +13,7 @@ from mooncache.cluster.settings import missing_modules
 from tests.runtime.tracing.collector import Collector, Seen
 from tests.runtime.tracing.test_request import PARENT_ID, ask
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.deep, pytest.mark.timeout(600)]
 
 TRACE_ID = "5bf92f3577b34da6a3ce929d0e0e4736"
 
