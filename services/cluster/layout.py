@@ -64,6 +64,7 @@ class _Planner:
         ports: PortPicker,
     ) -> None:
         self._settings, self._state_dir, self._run_dir, self._ports = settings, state_dir, run_dir, ports
+        self._spares = config.cluster.spare_processes
         self._chosen = {row.name for row in explain(config) if not row.is_default}
         self._scheme = "https" if config.tls.enabled else "http"
         self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
@@ -164,7 +165,9 @@ class _Planner:
         if self._settings.keep_memory:
             more["KEEP_MEMORY"] = "true"
             more["HOLDER_PATH"] = str(self._run_dir / HOLDER_SOCKET)
-        return self._part(name, ServiceKind.STORE_NODE, f"{host_in_url(host)}:{self._ports.any()}", more)
+        part = self._part(name, ServiceKind.STORE_NODE, f"{host_in_url(host)}:{self._ports.any()}", more)
+        part.keeps_spare = self._settings.keep_memory and self._spares
+        return part
 
     def _workers(self) -> list[Part]:
         settings = self._settings

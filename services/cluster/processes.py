@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from mooncache.cluster.interpreter import interpreter_of
+from mooncache.cluster.spare import SPARE_WORD, SpareProcess
 from mooncache.runtime.logs import Event
 
 _TAIL_BYTES = 16_384
@@ -55,7 +56,10 @@ class Part:
     control: str = ""
     metrics: str = ""
     listener: socket.socket | None = None
+    keeps_spare: bool = False
+    """Whether its next process is started ahead of need, with its modules imported (decision 0078)."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    spare: SpareProcess | None = field(default=None, repr=False)
 
     @property
     def port(self) -> int:
@@ -72,26 +76,49 @@ class Part:
         return self.process.poll() if self.process is not None else None
 
     def start(self) -> None:
-        """Start it in a process group of its own, so that Ctrl-C reaches only the parent."""
+        """Start it in a process group of its own, so that Ctrl-C reaches only the parent.
+
+        After a crash the spare process takes its place, if there is one.
+        """
+        spare, self.spare = self.spare, None
+        if spare is not None:
+            crashed = self.exit_code is not None and self.exit_code < 0
+            if crashed and spare.interpreter == self._interpreter() and spare.begin():
+                self.process = spare.process
+                return
+            spare.end()
+        self.process = self._popen(subprocess.DEVNULL)
+
+    def prepare_spare(self) -> None:
+        """Have a spare process, unless there is one already."""
+        if self.spare is None or not self.spare.waits():
+            self.end_spare()
+            interpreter = self._interpreter()
+            self.spare = SpareProcess(interpreter, self._popen(subprocess.PIPE, SPARE_WORD))
+
+    def end_spare(self) -> None:
+        """Have no spare process."""
+        if self.spare is not None:
+            self.spare.end()
+            self.spare = None
+
+    def _interpreter(self) -> str:
+        return interpreter_of(self.log_path.parent.parent)
+
+    def _popen(self, stdin: int, *words: str) -> subprocess.Popen[bytes]:
         base = {key: value for key, value in os.environ.items() if not _is_service_setting(key)}
         self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        python = interpreter_of(self.log_path.parent.parent)
+        python = self._interpreter()
         if python != sys.executable:  # what was set for this one's modules is not for another's
             base = {key: value for key, value in base.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
         listener = () if self.listener is None else (self.listener.fileno(),)
+        command = [python, "-m", "mooncache.cluster.child", self.service.module, str(os.getpid())]
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    python,
-                    "-m",
-                    "mooncache.cluster.child",
-                    self.service.module,
-                    str(os.getpid()),
-                    *map(str, listener),
-                ],
+            return subprocess.Popen(
+                [*command, *words, *map(str, listener)],
                 env={**base, **self.env},
                 pass_fds=listener,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 process_group=0,

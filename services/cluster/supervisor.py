@@ -24,9 +24,14 @@ from mooncache.runtime.supervision import RestartPolicy, RunState, Supervision
 from mooncache.runtime.tasks import cancel_all, wait_for_event
 
 POLL_S: Final = 0.1
+_REAP_S: Final = 0.005
 PROBE_S: Final = 0.5
 SILENCE_S: Final = 3.0
 """Silence that `status` mentions; a busy process may be late by less."""
+SPARE_AFTER_S: Final = 5.0
+"""How long a part is ready before its spare process is prepared, which takes a second of a processor."""
+SPARE_AGAIN_S: Final = 60.0
+"""How often a spare process that has ended by itself is replaced."""
 SERVICE_POLICY: Final = RestartPolicy(
     start_timeout_s=120.0, backoff_first_s=0.5, backoff_max_s=30.0, first_at_once=True
 )
@@ -67,6 +72,43 @@ class PartRecord:
     last_end: str = ""
 
 
+class ProcessEnd:
+    """The kernel's word that a process of a part has ended.
+
+    It is asked for once for each process, because one that is being taken down gives no new descriptor. That takes the
+    longer the more memory it has.
+    """
+
+    def __init__(self) -> None:
+        self._pid, self._descriptor = 0, -1
+        self._seen = asyncio.Event()
+
+    async def wait(self, part: Part, at_most_s: float) -> None:
+        """Until the part's process has ended, or for so long."""
+        if part.pid != self._pid:
+            self.close()
+            descriptor = part.open_pidfd()
+            if descriptor is not None:
+                self._pid, self._descriptor = part.pid, descriptor
+                asyncio.get_running_loop().add_reader(descriptor, self._end)
+        elif self._seen.is_set():
+            at_most_s = min(at_most_s, _REAP_S)  # it has ended, and is not reaped yet
+            self._seen.clear()
+        await wait_for_event(self._seen, at_most_s)
+
+    def _end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        self._seen.set()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+        self._pid, self._descriptor = 0, -1
+        self._seen.clear()
+
+
 @dataclass
 class Supervisor:
     """Restarts the processes of one machine.
@@ -97,6 +139,8 @@ class Supervisor:
                 await self.clock.sleep(POLL_S)
         finally:
             await cancel_all(keepers)
+            for part in self.parts.values():
+                part.end_spare()
 
     @property
     def given_up(self) -> list[str]:
@@ -109,33 +153,31 @@ class Supervisor:
         run = Supervision(self.policy)
         run.started(self.clock.now_s())
         run.heard(self.clock.now_s())
+        end = ProcessEnd()
         next_probe_s = 0.0
-        while run.state != RunState.GIVEN_UP:
-            if run.state in (RunState.STARTING, RunState.READY) and part.exit_code is not None:
-                self._ended(part, run, describe_exit(part.exit_code))
-                if run.due(self.clock.now_s()):
-                    self._start(part, run)
-            elif run.due(self.clock.now_s()):
-                self._start(part, run)
-            elif run.state in (RunState.STARTING, RunState.READY) and self.clock.now_s() >= next_probe_s:
-                await self._look(part, run)
-                trim(part.log_path)
-                next_probe_s = self.clock.now_s() + PROBE_S
-            await self._pause(part)
-
-    async def _pause(self, part: Part) -> None:
-        """Until it is time to look again, or the kernel says that the part's process has ended."""
-        process = part.open_pidfd()
-        if process is None:
-            await self.clock.sleep(POLL_S)
-            return
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(process, ended.set)
+        next_spare_s = self.clock.now_s() + SPARE_AFTER_S
         try:
-            await wait_for_event(ended, POLL_S)
+            while run.state != RunState.GIVEN_UP:
+                if run.state in (RunState.STARTING, RunState.READY) and part.exit_code is not None:
+                    self._ended(part, run, describe_exit(part.exit_code))
+                    if run.due(self.clock.now_s()):
+                        self._start(part, run)
+                    else:
+                        self.changed()
+                elif run.due(self.clock.now_s()):
+                    self._start(part, run)
+                elif run.state in (RunState.STARTING, RunState.READY) and self.clock.now_s() >= next_probe_s:
+                    await self._look(part, run)
+                    trim(part.log_path)
+                    next_probe_s = self.clock.now_s() + PROBE_S
+                if run.state != RunState.READY:
+                    next_spare_s = self.clock.now_s() + SPARE_AFTER_S
+                elif part.keeps_spare and self.clock.now_s() >= next_spare_s:
+                    self._prepare_spare(part)
+                    next_spare_s = self.clock.now_s() + SPARE_AGAIN_S
+                await end.wait(part, POLL_S)
         finally:
-            loop.remove_reader(process)
-            os.close(process)
+            end.close()
 
     def _tell(self, part: Part, text: str, stage: PartStage = PartStage.BUSY) -> None:
         self.progress(part.name, PartNews(stage, text))
@@ -147,7 +189,6 @@ class Supervisor:
         self._tell(part, f"ended with {how}; {run.reason.removesuffix(f': {how}')}")
         if run.state == RunState.GIVEN_UP:
             self._tell(part, f"the other parts continue without it; its log is {part.log_path}")
-        self.changed()
 
     def _start(self, part: Part, run: Supervision) -> None:
         record = self.records[part.name]
@@ -156,11 +197,17 @@ class Supervisor:
             part.start()
         except OSError as error:  # no memory, no process ids, a full disk
             self._ended(part, run, f"error {error.strerror}")
-            return
-        record.restarts += 1
-        record.state, record.reason = RunState.STARTING, f"starting again after {record.last_end}"
-        self._tell(part, "started again")
+        else:
+            record.restarts += 1
+            record.state, record.reason = RunState.STARTING, f"starting again after {record.last_end}"
+            self._tell(part, "started again")
         self.changed()
+
+    def _prepare_spare(self, part: Part) -> None:
+        try:
+            part.prepare_spare()
+        except OSError as error:  # no memory, no process ids: its next start takes longer
+            self._tell(part, f"no spare process: {error.strerror}", PartStage.READY)
 
     async def _look(self, part: Part, run: Supervision) -> None:
         record = self.records[part.name]

@@ -27,6 +27,8 @@ class ClusterSection(Section):
     """gRPC address of the conductor, host:port; with standbys those of all conductors, separated by commas."""
     hang_timeout_s: DurationS = Field(default=30.0, ge=0, le=3600)
     """`mooncache up` kills and restarts a process that has not answered for this long; 0: never."""
+    spare_processes: bool = True
+    """Whether `mooncache up` prepares the next process of each node that keeps its memory, for after a crash."""
 
     @property
     def token_path(self) -> Path:

@@ -62,18 +62,19 @@ def bar_row(
 ) -> Row:
     """A row whose bar is on the ratio to `reference`, or on the value itself when there is no reference.
 
-    A reference that could not be measured (None while `against` names one) leaves `met` open.
+    A reference that could not be measured (None while `against` names one) leaves `met` open, and so does one of zero
+    that a value should reach: it says nothing. Beside zero, a value that should not exceed it has to be zero, too.
     """
     ratio = value / reference if reference else None
-    judged = ratio if against else value
     bound = at_least if at_least is not None else at_most
     if bound is None:
         return Row(name, value, unit, ratio, against)
     word = "at least" if at_least is not None else "at most"
     bar = f"{word} {bound:g}x {against}" if against else f"{word} {bound:g} {unit}"
-    if judged is None:
+    if against and (reference is None or (reference == 0 and at_least is not None)):
         return Row(name, value, unit, None, against, bar, None)
-    met = judged >= bound if at_least is not None else judged <= bound
+    limit = bound * reference if against and reference is not None else bound
+    met = value >= limit if at_least is not None else value <= limit
     return Row(name, value, unit, ratio, against, bar, met)
 
 

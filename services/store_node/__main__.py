@@ -13,13 +13,28 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run until a signal; 0 after a graceful end, 1 after a failure, 2 for a wrong configuration."""
-    # Clients of a node that was killed wait for its next process, so a node imports without what only takes time:
-    # pydantic's search for plugins among all packages, and looks for garbage where there is none yet.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()
+    _import_fast()
     from mooncache.runtime.entry import main_of
 
     return main_of(_run)
+
+
+def import_all() -> None:
+    """Import all that a node consists of, ahead of its start."""
+    _import_fast()
+    import mooncache.runtime.entry
+    import mooncache.runtime.service
+    import mooncache.store_node.opening
+    import mooncache.store_node.service  # noqa: F401
+
+
+def _import_fast() -> None:
+    """Clients of a node that was killed wait for its next process, so it imports without what only takes time.
+
+    That is pydantic's search for plugins among all packages, and looks for garbage where there is none yet.
+    """
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.disable()
 
 
 def _run(config: Config) -> int:

@@ -21,6 +21,13 @@ def test_bar_without_its_reference_stays_open() -> None:
     assert (row.met, row.ratio, row.bar) == (None, None, "at least 1.5x peer")
 
 
+def test_a_reference_of_zero_limits_and_promises_nothing() -> None:
+    assert bar_row("failed", 1.0, "", against="before", reference=0.0, at_most=1.2).met is False
+    assert bar_row("failed", 0.0, "", against="before", reference=0.0, at_most=1.2).met is True
+    row = bar_row("hits", 0.0, "", against="before", reference=0.0, at_least=0.99)
+    assert (row.ratio, row.met, row.bar) == (None, None, "at least 0.99x before")
+
+
 def test_bar_on_the_value_itself() -> None:
     assert bar_row("rebuild", 3.5, "s", at_most=3.0).met is False
     assert bar_row("rebuild", 3.5, "s").met is None

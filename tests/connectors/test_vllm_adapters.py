@@ -14,7 +14,12 @@ from tests.connectors.test_vllm_engine import complete_tokens, greedy_by_transfo
 from tests.connectors.vllm_processes import Engines
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
-pytestmark = [pytest.mark.vllm, pytest.mark.deep, pytest.mark.timeout(1800), pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.deep,
+    pytest.mark.timeout(1800),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 ADAPTERS = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK}
 TOKENS = prompt(4100, 257)

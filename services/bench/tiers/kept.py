@@ -1,7 +1,7 @@
 """Memory that outlives a node: blocks adopted after `kill -9`, the gap that a client sees, and what it costs.
 
-A node with a million small blocks is killed, and the supervisor of `mooncache up` starts it again, while a client gets
-one block over and over.
+A node with a million small blocks is killed, and the supervisor of `mooncache up` starts it again, as the spare process
+that it has prepared, while a client gets one block over and over.
 What it costs is measured on two pools that run at the same time, one with kept memory and one without.
 """
 
@@ -23,7 +23,7 @@ from mooncache.bench.on_over_off import on_over_off
 from mooncache.bench.ssd_pool import NODE
 from mooncache.bench.store.ours import OurClient, start_cluster
 from mooncache.cluster.embedded import EmbeddedCluster
-from mooncache.cluster.supervisor import PartNews
+from mooncache.cluster.supervisor import SPARE_AFTER_S, PartNews
 from mooncache.errors import MooncacheError, NodeUnavailable
 from mooncache.reporting.rows import Row, bar_row
 from mooncache.runtime.logs import Event
@@ -38,11 +38,13 @@ _GAP_S: Final = 1.0
 _FOUND: Final = 0.99
 _LOOK_S: Final = 0.002
 _START_S: Final = 60.0
-_SETTLE_S: Final = 0.5  # the supervisor watches by then
+_SETTLE_S: Final = (
+    SPARE_AFTER_S + 10.0
+)  # the supervisor watches by then, and the spare process has imported all
 _STEPS: Final = (
     ("killed", "ended", "the kernel takes down the killed process"),
-    ("ended", "spawned", "the supervisor starts the next one"),
-    ("spawned", "configured", "Python starts and reads the configuration"),
+    ("ended", "spawned", "the supervisor notices"),
+    ("spawned", "configured", "the spare process wakes and reads the configuration"),
     ("configured", "lent", "the holder lends the memory"),
     ("lent", "adopted", "the blocks are adopted"),
     ("adopted", "kept", "the holder keeps the memory again"),
@@ -111,7 +113,7 @@ def adopted(blocks: int, progress: Callable[[str], None]) -> list[Row]:
         ),
         *_phases({**seen, **opened["phases_s"], "served": gap.served_s}),
         Row(
-            "kept memory: processor time of the new process until it serves",
+            "kept memory: processor time of the new process until it serves, with its imports before",
             opened["processor_s"] * 1e3,
             "ms",
         ),
@@ -165,7 +167,7 @@ def _phases(moments_s: dict[str, float]) -> list[Row]:
         for begin, end, what in _STEPS
     ]
     beside_ms = max(0.0, moments_s["imported"] - moments_s["configured"]) * 1e3
-    return [*steps, Row("kept memory: the imports beside that", beside_ms, "ms")]
+    return [*steps, Row("kept memory: imports that were left, beside that", beside_ms, "ms")]
 
 
 def _held(client: mooncache.Client, keys: list[bytes]) -> int:

@@ -30,6 +30,7 @@ _BLOCK: Final = 1 << 20
 _DEPTH: Final = 8
 _BUCKET: Final = "mooncache-bench"
 _MEMORY_BYTES: Final = 32 << 20
+_MORE: Final = 64  # blocks that are below, and in memory too
 _START_S: Final = 60.0
 _NEEDED: Final = ("moto", "s3fs", "boto3")
 
@@ -88,7 +89,7 @@ def _fill(pool: EmbeddedCluster, client: mooncache.Client, count: int) -> list[b
     """Keys of so many blocks that are in the store alone. Raises NodeUnavailable: it takes none."""
     keys: list[bytes] = []
     for _ in range(20 * count):
-        if disk_counters(pool)["object_store_written_bytes"] >= (count + 16) * _BLOCK:
+        if disk_counters(pool)["object_store_written_bytes"] >= (count + _MORE) * _BLOCK:
             break
         keys.append(os.urandom(32))
         client.put(keys[-1], os.urandom(_BLOCK))
