@@ -26,7 +26,7 @@ from mooncache.runtime.clock import SystemClock
 
 _NODES: Final = 4
 _BLOCK: Final = 64
-_ROOM: Final = 1024  # bytes of an arena for each block, with the unevenness of placement
+_ROOM: Final = 5120  # bytes of an arena for each block, with the unevenness of placement
 _BATCH: Final = 8192
 _READ_KEYS: Final = 512
 _BEFORE_S: Final = 2.0
