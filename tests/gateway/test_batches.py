@@ -48,7 +48,7 @@ async def serving(
 
 
 def client_of(bench: Bench, tenant: str = "alice") -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=bench.key(tenant), max_retries=0, timeout=20)
+    return AsyncOpenAI(base_url=f"{bench.url}/v1", api_key=bench.key(tenant), max_retries=0, timeout=60)
 
 
 async def submit(client: AsyncOpenAI, data: bytes, **more: Any) -> openai.types.Batch:
@@ -58,7 +58,7 @@ async def submit(client: AsyncOpenAI, data: bytes, **more: Any) -> openai.types.
 
 
 async def ended(client: AsyncOpenAI, batch_id: str) -> openai.types.Batch:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             batch = await client.batches.retrieve(batch_id)
             if batch.status in ("completed", "failed", "expired", "cancelled"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -30,6 +31,7 @@ from mooncache.gateway.core.console_acts import ConsoleAct, parse
 from mooncache.gateway.service import GatewayService
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import master_pb2
+from mooncache.runtime import logs
 from mooncache.runtime.logs import Event
 from tests.client.conftest import make_cluster
 from tests.conditions import until
@@ -307,15 +309,16 @@ async def test_an_act_that_cannot_be_kept_says_so(
     pool: EmbeddedCluster,
     tmp_path: Path,
     http: aiohttp.ClientSession,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    stream = io.StringIO()
+    logs.setup("gateway", log_format="json", stream=stream)
     async with scene(pool, tmp_path, http) as found:
         found.accounts.mkdir(mode=0o700, exist_ok=True)
         (found.accounts / AUDIT_FILE).touch(mode=0o666)
         (found.accounts / AUDIT_FILE).chmod(0o666)  # others could have written it
         assert await found.act(DRAIN) == (200, {"done": True, "said": "", "audited": False})
         assert (await found.instance()).state == pb.INSTANCE_STATE_DRAINING
-    assert Event.CONSOLE_ACT_NOT_AUDITED in capsys.readouterr().err
+    assert Event.CONSOLE_ACT_NOT_AUDITED in stream.getvalue()
 
 
 async def test_a_conductor_that_is_gone_is_an_error_that_is_kept(
