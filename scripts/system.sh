@@ -58,6 +58,7 @@ optional_packages() {
   fuzzing_clang >/dev/null || echo clang-14 libclang-rt-14-dev
   have etcd || echo etcd-server
   header infiniband/verbs.h || echo libibverbs-dev
+  compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || have initdb || echo postgresql
   have prometheus || echo prometheus
   have chromium || echo chromium
   { [ "$(uname -m)" != x86_64 ] || have qemu-system-x86_64; } || echo qemu-system-x86
@@ -70,6 +71,7 @@ say_what_is_missing() {
   fuzzing_clang >/dev/null || echo "optional: clang with libFuzzer (clang-14 libclang-rt-14-dev) not found: the fuzz run is skipped"
   have etcd || echo "optional: etcd (etcd-server) not found: tests against a real etcd are skipped"
   docker info >/dev/null 2>&1 || echo "optional: no Docker engine answers (docker.io docker-compose): the test of the Compose file is skipped"
+  compgen -G "/usr/lib/postgresql/*/bin/initdb" >/dev/null || have initdb || echo "optional: PostgreSQL (postgresql) not found: tests of accounts in a database are skipped"
   have prometheus || echo "optional: Prometheus (prometheus) not found: dashboard queries are checked by name only"
   have chromium || echo "optional: Chromium (chromium) not found: the console's pages are not opened"
   have ccache || echo "optional: ccache not found: rebuilding takes longer"

@@ -19,7 +19,7 @@ trailing metadata `mooncache-code`, because gRPC's own seventeen codes are too f
     |-- serving:    ModelUnknown InstanceUnknown NoInstances Overloaded RateLimited BudgetSpent
     |               PromptTooLong
     |               EngineUnavailable EngineFailed (EngineDied) EngineTimeout PassportMismatch DecisionUnknown
-    |               ConductorUnavailable ConductorSuperseded
+    |               ConductorUnavailable ConductorSuperseded AccountsUnavailable
     |-- offline:    TraceInvalid TraceTooLarge ClusterInvalid ProfileInvalid ModelTooLarge SimulationInvalid
     |               PlanInvalid ModelDoesNotFit SloUnreachable PlanInfeasible PlanUnconfirmed ScenarioUnknown
     `-- other:      Internal ConfigInvalid Unsupported
@@ -324,6 +324,10 @@ class ConductorUnavailable(MooncacheError, code=711, status=GrpcStatus.UNAVAILAB
 
 class ConductorSuperseded(MooncacheError, code=713, status=GrpcStatus.FAILED_PRECONDITION):
     hint = "Another conductor leads now: the order was not carried out; the leader plans it again if needed."
+
+
+class AccountsUnavailable(MooncacheError, code=715, status=GrpcStatus.UNAVAILABLE, retryable=True):
+    hint = "The database of accounts does not answer; check that it runs, and cluster.accounts_dir."
 
 
 class ClusterInvalid(MooncacheError, code=725, status=GrpcStatus.INVALID_ARGUMENT):

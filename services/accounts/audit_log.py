@@ -1,8 +1,8 @@
-"""What operators did on this host: a file that only grows, mode 0600, written by every command that changes something.
+"""What operators did: a file of this host that only grows, mode 0600, or a table of the database (audit_table.py).
 
-Writers take a lock, so that lines stay whole and each names the one before it. At FILE_BYTES_MAX the file is renamed to
-`audit.jsonl.1` and so on; FILES_MAX of them are kept. A line that a crash cut off is closed by the next writer and
-shown as damaged.
+Every command that changes something writes there. Writers of the file take a lock, so that lines stay whole and each
+names the one before it. At FILE_BYTES_MAX the file is renamed to `audit.jsonl.1` and so on; FILES_MAX of them are kept.
+A line that a crash cut off is closed by the next writer and shown as damaged.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from typing import IO, Final
 
 import msgspec
 
-from mooncache.accounts.core.audit import ENTRY_BYTES_MAX, FIRST, AuditEntry, hash_of, line_of, trimmed
+from mooncache.accounts import audit_table
+from mooncache.accounts.core.audit import (
+    ENTRY_BYTES_MAX,
+    FIRST,
+    AuditEntry,
+    first_break,
+    hash_of,
+    line_of,
+    trimmed,
+)
+from mooncache.accounts.database import AccountsPlace
 from mooncache.errors import ConfigInvalid
 
 AUDIT_FILE: Final = "audit.jsonl"
@@ -29,8 +39,43 @@ _LOCK_FILE: Final = "audit.lock"
 _MODE: Final = 0o600
 
 
-def append(folder: Path, entry: AuditEntry) -> None:
-    """Add an entry, on disk when this returns. Raises ConfigInvalid."""
+def append(place: AccountsPlace, entry: AuditEntry) -> None:
+    """Add an entry, on disk when this returns. Raises ConfigInvalid, AccountsUnavailable."""
+    if not isinstance(place, Path):
+        audit_table.append(place, entry)
+    else:
+        _append(place, entry)
+
+
+def lines(place: AccountsPlace) -> Iterator[bytes]:
+    """All lines, the oldest first, each of ENTRY_BYTES_MAX + 1 bytes at most.
+
+    Raises ConfigInvalid, AccountsUnavailable.
+    """
+    return _lines(place) if isinstance(place, Path) else audit_table.lines(place)
+
+
+def first_break_of(place: AccountsPlace) -> int | None:
+    """Number (from 1) of the first line that does not follow from the one before it; None: all do.
+
+    In a database also that of a line that is missing at the end. Raises ConfigInvalid, AccountsUnavailable.
+    """
+    if isinstance(place, Path):
+        return first_break(_lines(place))
+    end = audit_table.end_hash(place)
+    count, has_end = 0, not end
+
+    def watched() -> Iterator[bytes]:
+        nonlocal count, has_end
+        for line in audit_table.lines(place):
+            count, has_end = count + 1, has_end or hash_of(line) == end
+            yield line
+
+    broken = first_break(watched())
+    return broken if broken is not None or has_end else count + 1
+
+
+def _append(folder: Path, entry: AuditEntry) -> None:
     path = folder / AUDIT_FILE
     try:
         for each in (folder.parent, folder):
@@ -55,8 +100,7 @@ def append(folder: Path, entry: AuditEntry) -> None:
         raise ConfigInvalid(f"The audit log {path} cannot be written: {error.strerror}.") from None
 
 
-def lines(folder: Path) -> Iterator[bytes]:
-    """All lines, the oldest first, each of ENTRY_BYTES_MAX + 1 bytes at most. Raises ConfigInvalid."""
+def _lines(folder: Path) -> Iterator[bytes]:
     names = [f"{AUDIT_FILE}.{number}" for number in range(FILES_MAX - 1, 0, -1)]
     for name in (*names, AUDIT_FILE):
         path = folder / name

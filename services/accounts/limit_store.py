@@ -1,4 +1,4 @@
-"""Limits of tenants and keys in an SQLite file of this host: set by the operator's commands, read by gateways.
+"""Limits of tenants and keys: set by the operator's commands, read by gateways.
 
 A tenant's limits have the key "". Whoever has a row has all limits of it; a row of zeros is deleted.
 """
@@ -6,23 +6,23 @@ A tenant's limits have the key "". Whoever has a row has all limits of it; a row
 from __future__ import annotations
 
 from dataclasses import astuple
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mooncache.accounts.core.api_key import is_key_id
 from mooncache.accounts.core.request_limits import LIMIT_NAMES, HolderLimits
-from mooncache.accounts.database import AccountFile, DatabaseFormat, transaction, translated
-from mooncache.accounts.key_store import KeyFileStamp, stamp_of
+from mooncache.accounts.database import AccountsPlace, AccountStore, exists, stamp_of
+from mooncache.accounts.database_format import AccountStamp, DatabaseFormat
 from mooncache.auth import check_tenant_name
 from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded
 
 FILE_NAME: Final = "limits.sqlite"
 ROWS_MAX: Final = 200_000
-_WHAT: Final = "The file of limits"
 _FORMAT: Final = DatabaseFormat(
-    what=_WHAT,
+    what="The file of limits",
+    topic="limits",
+    file_name=FILE_NAME,
     number=0x6D636C69,  # "mcli"
     version=1,
     schema="""CREATE TABLE request_limit (
@@ -37,25 +37,25 @@ LimitHolder = tuple[str, str]
 """Tenant and key; "" for the tenant's own limits."""
 
 
-class LimitStore(AccountFile):
-    """The file of limits in a folder. Use as `with LimitStore(folder) as store`; all methods block for a moment."""
+class LimitStore(AccountStore):
+    """The limits of a place. Use as `with LimitStore(place) as store`; all methods block for a moment."""
 
-    def __init__(self, folder: Path, *, create: bool = False) -> None:
+    def __init__(self, place: AccountsPlace, *, create: bool = False) -> None:
         """Raises ConfigInvalid."""
-        super().__init__(folder / FILE_NAME, _FORMAT, create=create)
+        super().__init__(place, _FORMAT, create=create)
 
     def set(self, tenant: str, key_id: str, limits: HolderLimits) -> None:
         """Keep all limits of a tenant (`key_id` "") or of a key. Raises InvalidArgument, LimitExceeded."""
         limits.check()
         _check_holder(tenant, key_id)
-        ask = self._database.execute
-        with transaction(self._database, self.path, _WHAT):
+        ask = self._database.ask
+        with self._database.transaction(changes=True):
             ask("DELETE FROM request_limit WHERE tenant = ? AND key_id = ?", (tenant, key_id))
             if not limits:
                 return
-            if ask("SELECT count(*) FROM request_limit").fetchone()[0] >= ROWS_MAX:
+            if ask("SELECT count(*) FROM request_limit")[0][0] >= ROWS_MAX:
                 raise LimitExceeded(
-                    f"{self.path} has limits of {ROWS_MAX} tenants and keys, which is the most."
+                    f"{self.name} has limits of {ROWS_MAX} tenants and keys, which is the most."
                 )
             marks = ",".join("?" * (2 + len(LIMIT_NAMES)))
             values = (tenant, key_id, *astuple(limits))
@@ -63,13 +63,9 @@ class LimitStore(AccountFile):
 
     def all(self) -> dict[LimitHolder, HolderLimits]:
         """Every row. Raises ConfigInvalid for one that is no limits."""
-        with translated(self.path, _WHAT):
-            rows = self._database.execute(
-                f"SELECT {_COLUMNS} FROM request_limit LIMIT ?",  # noqa: S608
-                (ROWS_MAX + 1,),
-            ).fetchall()
+        rows = self._database.ask(f"SELECT {_COLUMNS} FROM request_limit LIMIT ?", (ROWS_MAX + 1,))  # noqa: S608
         if len(rows) > ROWS_MAX:
-            raise ConfigInvalid(f"{_WHAT} {self.path} has more than {ROWS_MAX} rows.")
+            raise ConfigInvalid(f"{self.name} has more than {ROWS_MAX} rows.")
         return dict(map(self._row, rows))
 
     def _row(self, row: tuple[object, ...]) -> tuple[LimitHolder, HolderLimits]:
@@ -79,13 +75,21 @@ class LimitStore(AccountFile):
             limits.check()
             _check_holder(tenant, key_id)
         except (InvalidArgument, msgspec.ValidationError) as error:
-            raise ConfigInvalid(f"{_WHAT} {self.path} has a row that is no limits: {error}") from None
+            raise ConfigInvalid(f"{self.name} has a row that is no limits: {error}") from None
         return (tenant, key_id), limits
 
 
-def limits_stamp_of(folder: Path) -> KeyFileStamp | None:
-    """What to compare to see whether limits changed, without a lock; None: there is no file. Raises ConfigInvalid."""
-    return stamp_of(folder, FILE_NAME, _WHAT)
+def has_limits(place: AccountsPlace) -> bool:
+    """Whether there is a store of limits to open."""
+    return exists(place, _FORMAT)
+
+
+def limits_stamp_of(place: AccountsPlace) -> AccountStamp | None:
+    """What to compare to see whether limits changed; None: there is no file.
+
+    Raises ConfigInvalid, AccountsUnavailable.
+    """
+    return stamp_of(place, _FORMAT)
 
 
 def _check_holder(tenant: str, key_id: str) -> None:

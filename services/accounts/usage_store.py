@@ -1,29 +1,30 @@
-"""Usage in an SQLite file of this host: gateways add what they counted, commands and tenants read sums.
+"""Usage: gateways add what they counted, commands and tenants read sums.
 
-Several gateways share the file. Each adds numbered parts, and the file knows the last number of each, so a part whose
-commit was in doubt is written again without being counted twice. Rows are kept for KEPT_S.
+Several gateways share a database. Each adds numbered parts, and the database knows the last number of each, so a part
+whose commit was in doubt is written again without being counted twice. Rows are kept for KEPT_S.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from mooncache.accounts.core.usage import COUNTS, UsageCounts, UsageField, UsagePart, UsageSum
-from mooncache.accounts.database import AccountFile, DatabaseFormat, transaction, translated
+from mooncache.accounts.database import AccountsPlace, AccountStore, exists
+from mooncache.accounts.database_format import DatabaseFormat
+from mooncache.accounts.parts import take_part
 from mooncache.errors import ConfigInvalid, LimitExceeded
 
 FILE_NAME: Final = "usage.sqlite"
 KEPT_S: Final = 400 * 86_400
 SUMS_MAX: Final = 100_000
-_WRITER_KEPT_S: Final = 7 * 86_400  # a part is repeated within seconds of its first try
 _CLEAN_EVERY: Final = 512  # parts of a writer: some ten minutes
-_WHAT: Final = "The file of usage"
 _FORMAT: Final = DatabaseFormat(
-    what=_WHAT,
+    what="The file of usage",
+    topic="usage",
+    file_name=FILE_NAME,
     number=0x6D637573,  # "mcus"
     version=1,
     schema="""CREATE TABLE usage (
@@ -37,42 +38,45 @@ _FORMAT: Final = DatabaseFormat(
     ) STRICT""",
 )
 _NAMES: Final = tuple(UsageField)
+_SUMS: Final = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in COUNTS)
 _ADD: Final = (
     f"INSERT INTO usage ({', '.join((*_NAMES, *COUNTS))}) "  # noqa: S608
-    f"VALUES ({', '.join('?' * (len(_NAMES) + len(COUNTS)))}) ON CONFLICT DO UPDATE SET "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
+    f"VALUES ({', '.join('?' * (len(_NAMES) + len(COUNTS)))}) ON CONFLICT ({', '.join(_NAMES)}) DO UPDATE SET "
+    + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in COUNTS)
 )
 
 
-class UsageStore(AccountFile):
-    """The file of usage in a folder. Use as `with UsageStore(folder) as store`; all methods block for a moment."""
+def has_usage(place: AccountsPlace) -> bool:
+    """Whether there is a store of usage to open."""
+    return exists(place, _FORMAT)
 
-    def __init__(self, folder: Path, *, create: bool = False) -> None:
+
+class UsageStore(AccountStore):
+    """The usage of a place. Use as `with UsageStore(place) as store`; all methods block for a moment."""
+
+    def __init__(self, place: AccountsPlace, *, create: bool = False) -> None:
         """Raises ConfigInvalid."""
-        super().__init__(folder / FILE_NAME, _FORMAT, create=create)
+        super().__init__(place, _FORMAT, create=create)
 
     def add(self, writer: str, part: UsagePart, now_s: int) -> bool:
         """Add a part of a writer, on disk when this returns; False when it was there already.
 
-        Raises ConfigInvalid, also for a full disk; then nothing of the part was added.
+        Raises ConfigInvalid, also for a full disk, and AccountsUnavailable; then it is written again.
         """
-        ask = self._database.execute
-        with transaction(self._database, self.path, _WHAT):
-            rows = ask("SELECT sequence FROM usage_writer WHERE id = ?", (writer,)).fetchall()
-            if rows and rows[0][0] >= part.sequence:
+        with self._database.transaction(rows=len(part.rows)):
+            _, is_new = take_part(self._database, "usage_writer", writer, part.sequence, now_s)
+            if not is_new:
                 return False
-            ask(
-                "INSERT INTO usage_writer (id, sequence, written_s) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
-                "sequence = excluded.sequence, written_s = excluded.written_s",
-                (writer, part.sequence, now_s),
-            )
-            self._database.executemany(
+            # In one order, so that two writers never wait for each other.
+            self._database.ask_all(
                 _ADD,
-                [(*key, *(getattr(counts, each) for each in COUNTS)) for key, counts in part.rows.items()],
+                (
+                    (*key, *(getattr(counts, each) for each in COUNTS))
+                    for key, counts in sorted(part.rows.items(), key=lambda row: row[0])
+                ),
             )
             if part.sequence % _CLEAN_EVERY == 1:
-                ask("DELETE FROM usage WHERE hour_s < ?", (now_s - KEPT_S,))
-                ask("DELETE FROM usage_writer WHERE written_s < ?", (now_s - _WRITER_KEPT_S,))
+                self._database.ask("DELETE FROM usage WHERE hour_s < ?", (now_s - KEPT_S,))
         return True
 
     def sums(
@@ -88,11 +92,10 @@ class UsageStore(AccountFile):
         where = "hour_s >= ? AND hour_s < ?" + ("" if tenant is None else " AND tenant = ?")
         values: list[object] = [since_s, until_s, *([] if tenant is None else [tenant]), SUMS_MAX + 1]
         query = (
-            f"SELECT {''.join(f'{each}, ' for each in by)}{', '.join(f'sum({each})' for each in COUNTS)} "  # noqa: S608
+            f"SELECT {''.join(f'{each}, ' for each in by)}{_SUMS} "  # noqa: S608
             f"FROM usage WHERE {where} {f'GROUP BY {names} ORDER BY {names}' if by else 'HAVING count(*) > 0'} LIMIT ?"
         )
-        with translated(self.path, _WHAT):
-            rows = self._database.execute(query, values).fetchall()
+        rows = self._database.ask(query, values)
         if len(rows) > SUMS_MAX:
             raise LimitExceeded(
                 f"There are more than {SUMS_MAX} sums; ask for a shorter time or fewer fields."
@@ -105,5 +108,5 @@ class UsageStore(AccountFile):
             counts = UsageCounts(*msgspec.convert(row[fields:], tuple[int, ...]))
             counts.check()
         except (msgspec.ValidationError, AssertionError) as error:
-            raise ConfigInvalid(f"{_WHAT} {self.path} has a row that is no usage: {error}.") from None
+            raise ConfigInvalid(f"{self.name} has a row that is no usage: {error}.") from None
         return UsageSum(values, counts)

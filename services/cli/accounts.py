@@ -1,38 +1,55 @@
-"""Where commands find what is kept of tenants on this host, who runs them, and moments as people write them."""
+"""Where commands find what is kept of tenants, who runs them, and moments as people write them."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from cyclopts import Parameter
 
 from mooncache.cli.common import WHERE, seconds_of
-from mooncache.errors import InvalidArgument
+from mooncache.errors import ConfigInvalid, InvalidArgument
 
-ACCOUNTS_DIR_HELP: Final = "Folder of keys, limits and usage; default accounts in the state folder."
+if TYPE_CHECKING:
+    from mooncache.accounts.database import AccountsPlace
+
+ACCOUNTS_DIR_HELP: Final = (
+    "Folder of keys, limits and usage, or postgresql://USER@HOST/NAME; default accounts in the state folder."
+)
 _DURATION_MAX_S: Final = 100 * 366 * 86_400.0
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Accounts:
-    """Where API keys, usage and the audit log of this host are."""
+    """Where API keys, usage and the audit log are."""
 
-    accounts_dir: Annotated[Path | None, Parameter(group=WHERE, help=ACCOUNTS_DIR_HELP)] = None
+    accounts_dir: Annotated[str | None, Parameter(group=WHERE, help=ACCOUNTS_DIR_HELP)] = None
     state_dir: Annotated[
         Path | None,
         Parameter(group=WHERE, help="State folder; default $MOONCACHE_STATE_DIR or ~/.mooncache."),
     ] = None
 
-    def folder(self) -> Path:
-        """Raises ConfigInvalid."""
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[AccountsPlace]:
+        """Open them for a command. Raises ConfigInvalid."""
+        from mooncache.accounts.place import opened
         from mooncache.config import load
+        from mooncache.config.accounts_place import DatabaseUrl
 
         overrides = {"cluster.state_dir": self.state_dir, "cluster.accounts_dir": self.accounts_dir}
-        return load(overrides=overrides).cluster.accounts_path
+        place = load(overrides=overrides).cluster.accounts_place
+        if self.accounts_dir and isinstance(place, DatabaseUrl) and place.has_password:
+            raise ConfigInvalid(
+                "Whoever lists processes sees a password on a command line: give the database in "
+                "$MOONCACHE_CLUSTER_ACCOUNTS_DIR or a configuration file, or the password in $PGPASSWORD or ~/.pgpass."
+            )
+        with opened(place) as found:
+            yield found
 
 
 HERE = Accounts()

@@ -1,4 +1,4 @@
-"""What operators do is kept: each command that changes a cluster leaves an entry in the audit log of this host."""
+"""What operators do is kept: each command that changes a cluster leaves an entry in the audit log."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _keep(tokens: Sequence[str], act: tuple[str, ...], result: str, details: dic
     from mooncache.runtime.logs import redact_text
 
     try:
-        folder = Accounts(_path(tokens, "--accounts-dir"), _path(tokens, "--state-dir")).folder()
+        state_dir = _option(tokens, "--state-dir")
+        accounts = Accounts(_option(tokens, "--accounts-dir"), Path(state_dir) if state_dir else None)
         arguments = [redact_text(each) for each in tokens[len(act) :]]
         entry = AuditEntry(
             unix_ms=round(time.time() * 1e3),
@@ -107,18 +108,19 @@ def _keep(tokens: Sequence[str], act: tuple[str, ...], result: str, details: dic
             result=result,
             details=details,
         )
-        append(folder, entry)
+        with accounts.opened() as place:
+            append(place, entry)
     except MooncacheError as error:
         error_console.print(
             f"not in the audit log: {error.message}", markup=False, style="red", soft_wrap=True
         )
 
 
-def _path(tokens: Sequence[str], option: str) -> Path | None:
+def _option(tokens: Sequence[str], option: str) -> str | None:
     """The value of an option, however it is spelt."""
     for number, token in enumerate(tokens):
         if token.startswith(f"{option}="):
-            return Path(token.partition("=")[2])
+            return token.partition("=")[2]
         if token == option and number + 1 < len(tokens):
-            return Path(tokens[number + 1])
+            return tokens[number + 1]
     return None

@@ -1,11 +1,10 @@
-"""`mooncache audit`: what operators did on this host."""
+"""`mooncache audit`: what operators did."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -18,6 +17,7 @@ from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, print_json, 
 
 if TYPE_CHECKING:
     from mooncache.accounts.core.audit import AuditEntry
+    from mooncache.accounts.database import AccountsPlace
 
 LIMIT_MAX = 100_000
 
@@ -36,7 +36,7 @@ def audit(
     accounts: Accounts = HERE,
     json: AsJson = False,
 ) -> int:
-    """Show what operators did with the commands of this host: who, what, when, and what came of it. The oldest first.
+    """Show what operators did with the commands of this host, or of all that share a database, the oldest first.
 
     Keys that were made and revoked, limits and purges of tenants, roles, drains, restarts, upgrades, invitations. Each
     line names the hash of the one before it; --verify exits with 1 where that does not fit.
@@ -49,9 +49,9 @@ def audit(
     """
     if not 1 <= limit <= LIMIT_MAX:
         raise InvalidArgument(f"--limit must be from 1 to {LIMIT_MAX}.")
-    folder = accounts.folder()
     if verify:
-        return _verify(folder, json=json)
+        with accounts.opened() as place:
+            return _verify(place, json=json)
     now_s = int(time.time())
     wanted = _ActFilter(
         moment_s(since, now_s, "--since", past=True) * 1000 if since else 0,
@@ -60,7 +60,8 @@ def audit(
         what.split(),
         failed,
     )
-    _show(folder, wanted, limit, json=json)
+    with accounts.opened() as place:
+        _show(place, wanted, limit, json=json)
     return EXIT_OK
 
 
@@ -82,11 +83,10 @@ class _ActFilter(NamedTuple):
         )
 
 
-def _verify(folder: Path, *, json: bool) -> int:
-    from mooncache.accounts.audit_log import lines
-    from mooncache.accounts.core.audit import first_break
+def _verify(place: AccountsPlace, *, json: bool) -> int:
+    from mooncache.accounts.audit_log import first_break_of
 
-    broken = first_break(lines(folder))
+    broken = first_break_of(place)
     if json:
         print_json({"sound": broken is None, "first_break": broken})
     else:
@@ -96,13 +96,13 @@ def _verify(folder: Path, *, json: bool) -> int:
     return EXIT_OK if broken is None else EXIT_MISS
 
 
-def _show(folder: Path, wanted: _ActFilter, limit: int, *, json: bool) -> None:
+def _show(place: AccountsPlace, wanted: _ActFilter, limit: int, *, json: bool) -> None:
     from mooncache.accounts.audit_log import lines
     from mooncache.accounts.core.audit import read_entry
 
     damaged = 0
     found: deque[AuditEntry] = deque(maxlen=limit)
-    for line in lines(folder):
+    for line in lines(place):
         entry = read_entry(line)
         damaged += entry is None
         if entry is not None and wanted.has(entry):

@@ -26,6 +26,7 @@ from mooncache.reporting.output import EXIT_OK, console, error_console, print_js
 
 if TYPE_CHECKING:
     from mooncache.accounts.core.api_key import ApiKeyRecord
+    from mooncache.accounts.database import AccountsPlace
     from mooncache.accounts.key_store import KeyStore
 
 _INFERENCE = (KeyScope.INFERENCE,)
@@ -82,7 +83,7 @@ def create(
         created_by=operator(),
     )
     record.check()
-    with KeyStore(accounts.folder(), create=True) as store:
+    with accounts.opened() as place, KeyStore(place, create=True) as store:
         store.add(record)
     note(key_id=record.key_id, tenant=tenant)
     if json:
@@ -119,8 +120,8 @@ def ls(
     from mooncache.accounts.core.request_limits import HolderLimits
 
     now_s = int(time.time())
-    records = _all(accounts)
-    limits = request_limits(accounts.folder())
+    with accounts.opened() as place:
+        records, limits = _all(place), request_limits(place)
     found = [
         _described(record, now_s)
         | {"requests": asdict(limits.get((record.tenant, record.key_id), HolderLimits()))}
@@ -167,13 +168,12 @@ def limit(
     given = limits.given()
     if not given:
         raise InvalidArgument(f"Name at least one of {', '.join(REQUEST_OPTIONS)}.")
-    found = _all(accounts).get(key_id)
-    if found is None:
-        raise NotFound(
-            f"There is no key {key_id[:80]} in {accounts.folder()}; `mooncache key ls` lists them."
-        )
-    note(tenant=found.tenant)
-    document = asdict(set_request_limits(accounts.folder(), found.tenant, key_id, given))
+    with accounts.opened() as place:
+        found = _all(place).get(key_id)
+        if found is None:
+            raise NotFound(f"There is no key {key_id[:80]} in {place}; `mooncache key ls` lists them.")
+        note(tenant=found.tenant)
+        document = asdict(set_request_limits(place, found.tenant, key_id, given))
     if json:
         print_json({"id": key_id, "tenant": found.tenant, "requests": document})
     else:
@@ -196,7 +196,7 @@ def revoke(
         mooncache key revoke 3f0c9a5be21d7748
     """
     now_s = int(time.time())
-    with _store(accounts) as store:
+    with accounts.opened() as place, _store(place) as store:
         record = store.revoke(key_id, now_s)
     note(tenant=record.tenant)
     if json:
@@ -207,22 +207,21 @@ def revoke(
     return EXIT_OK
 
 
-def _store(accounts: Accounts) -> KeyStore:
+def _store(place: AccountsPlace) -> KeyStore:
     """Raises NotFound where there are no keys at all."""
-    from mooncache.accounts.key_store import FILE_NAME, KeyStore
+    from mooncache.accounts.key_store import KeyStore, has_keys
 
-    folder = accounts.folder()
-    if not (folder / FILE_NAME).exists():
-        raise NotFound(f"There are no keys in {folder}; `mooncache key create` makes one.")
-    return KeyStore(folder)
+    if not has_keys(place):
+        raise NotFound(f"There are no keys in {place}; `mooncache key create` makes one.")
+    return KeyStore(place)
 
 
-def _all(accounts: Accounts) -> dict[str, ApiKeyRecord]:
-    from mooncache.accounts.key_store import FILE_NAME
+def _all(place: AccountsPlace) -> dict[str, ApiKeyRecord]:
+    from mooncache.accounts.key_store import has_keys
 
-    if not (accounts.folder() / FILE_NAME).exists():
+    if not has_keys(place):
         return {}
-    with _store(accounts) as store:
+    with _store(place) as store:
         return store.all()
 
 

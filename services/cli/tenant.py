@@ -103,7 +103,7 @@ def set_limits(
         ),
     ] = None,
     requests: RequestLimitOptions = UNCHANGED,
-    accounts_dir: Annotated[Path | None, Parameter(group=WHERE, help=ACCOUNTS_DIR_HELP)] = None,
+    accounts_dir: Annotated[str | None, Parameter(group=WHERE, help=ACCOUNTS_DIR_HELP)] = None,
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
@@ -254,7 +254,7 @@ def _set_all(
     given: Mapping[str, int],
     requests: RequestLimitOptions,
     where: Where,
-    accounts_dir: Path | None,
+    accounts_dir: str | None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Set what was named, at the nodes and on this host; what to print of it."""
     document: dict[str, Any] = {"tenant": name}
@@ -264,8 +264,8 @@ def _set_all(
         document |= {"version": version, "node_ids": nodes, **asdict(limits)}
         lines.append(f"{limits_text(asdict(limits))}; in force on {', '.join(nodes) or 'no node yet'}")
     if changed := requests.given():
-        folder = Accounts(accounts_dir, where.state_dir).folder()
-        document["requests"] = of_requests = asdict(set_request_limits(folder, name, "", changed))
+        with Accounts(accounts_dir, where.state_dir).opened() as place:
+            document["requests"] = of_requests = asdict(set_request_limits(place, name, "", changed))
         lines.append(f"{limits_text(of_requests)} over all gateways; in force here within two seconds")
     return document, lines
 

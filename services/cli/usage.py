@@ -1,4 +1,4 @@
-"""`mooncache usage`: what tenants used, as the gateways of this host metered it."""
+"""`mooncache usage`: what tenants used, as gateways metered it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mooncache.errors import InvalidArgument, NotFound
 from mooncache.reporting.output import EXIT_OK, console, print_csv, print_json, print_table
 
 if TYPE_CHECKING:
+    from mooncache.accounts.database import AccountsPlace
     from mooncache.accounts.usage_store import UsageStore
     from mooncache.prices.core.price_book import PriceBook
     from mooncache.prices.core.usage_bill import BilledSum
@@ -55,9 +56,9 @@ def usage(
 ) -> int:
     """Show what tenants used: requests, tokens by kind, what failed or was cancelled, and what it costs them.
 
-    Gateways of this host meter each request when it ends, with the tokens that the engine counted, and write it down
-    every five seconds. Hours count as a whole: those that begin within the time asked for. Offline is the class of
-    requests of batches.
+    Gateways of this host, or those that share a database, meter each request when it ends, with the tokens that the
+    engine counted, and write it down every five seconds. Hours count as a whole: those that begin within the time asked
+    for. Offline is the class of requests of batches.
 
     For example:
 
@@ -76,7 +77,7 @@ def usage(
     fields = tuple(dict.fromkeys(by))
     since_s, until_s = _span(since, until, int(time.time()))
     book = read_prices(prices) if prices is not None else PriceBook()
-    with _store(accounts) as store:
+    with accounts.opened() as place, _store(place) as store:
         each_price = (*fields, UsageField.MODEL, UsageField.CLASS)
         sums = store.sums(each_price, since_s=since_s, until_s=until_s, tenant=tenant or None)
     rows = billed(sums, book)
@@ -109,16 +110,15 @@ def _span(since: str, until: str, now_s: int) -> tuple[int, int]:
     return since_s // HOUR_S * HOUR_S, until_s
 
 
-def _store(accounts: Accounts) -> UsageStore:
-    from mooncache.accounts.usage_store import FILE_NAME, UsageStore
+def _store(place: AccountsPlace) -> UsageStore:
+    from mooncache.accounts.usage_store import UsageStore, has_usage
 
-    folder = accounts.folder()
-    if not (folder / FILE_NAME).exists():
+    if not has_usage(place):
         raise NotFound(
-            f"There is no usage in {folder}: no gateway of this host has metered a request "
+            f"There is no usage in {place}: no gateway of this host has metered a request "
             "(gateway.usage_enabled), or it keeps accounts elsewhere (--accounts-dir)."
         )
-    return UsageStore(folder)
+    return UsageStore(place)
 
 
 def _values(fields: tuple[UsageField, ...], row: BilledSum) -> list[str]:

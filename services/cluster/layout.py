@@ -7,7 +7,7 @@ the user has set (file or environment) wins over what is chosen here for engines
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mooncache.cluster.ports import PortPicker
@@ -66,6 +66,11 @@ class _Planner:
         self._settings, self._state_dir, self._run_dir, self._ports = settings, state_dir, run_dir, ports
         self._spares = config.cluster.spare_processes
         self._chosen = {row.name for row in explain(config) if not row.is_default}
+        self._accounts: dict[str, str] = {}  # may have a password, so no other process gets it
+        place = config.cluster.accounts_dir
+        if "cluster.accounts_dir" in self._chosen and place is not None:
+            text = str(place) if isinstance(place, Path) else place.secret_text
+            self._accounts["MOONCACHE_CLUSTER_ACCOUNTS_DIR"] = text
         self._scheme = "https" if config.tls.enabled else "http"
         self._probe_host = _reachable(config.metrics.host) if config.metrics.enabled else ""
         host = host_in_url(settings.host)
@@ -114,7 +119,8 @@ class _Planner:
                 more["BATCH_DIR"] = str(self._state_dir / "batches")
             if settings.model and "gateway.model_folders" not in self._chosen:
                 more["MODEL_FOLDERS"] = settings.model
-            parts.append(self._part("gateway", ServiceKind.GATEWAY, self._gateway, more))
+            gateway = self._part("gateway", ServiceKind.GATEWAY, self._gateway, more)
+            parts.append(replace(gateway, env={**gateway.env, **self._accounts}))
         if settings.runs(ClusterRole.ENGINE):
             parts += self._workers()
         url = f"{self._scheme}://{self._gateway}" if self._gateway else ""

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from mooncache.config.accounts_place import DatabaseUrl, place_of
+
 PortNumber = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -26,6 +28,7 @@ def _words(value: object) -> object:
 
 FilePath = Annotated[Path, BeforeValidator(_path)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_path)]
+AccountsFolderOrUrl = Annotated[Path | DatabaseUrl | None, BeforeValidator(place_of)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_words)]
 
 

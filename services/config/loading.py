@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from mooncache.config.accounts_place import BLOT, DatabaseUrl
 from mooncache.config.audience import Audience, audience_of
 from mooncache.config.base import Section
 from mooncache.config.removed import REMOVED
@@ -189,7 +190,7 @@ def _sentence(error: ValidationError, sources: Mapping[str, str]) -> str:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, Path):
+    if isinstance(value, (Path, DatabaseUrl)):
         return str(value)
     return list(value) if isinstance(value, tuple) else "" if value is None else value
 
@@ -201,7 +202,7 @@ def explain(config: Config) -> list[ExplainedSetting]:
         section, key = name.split(".", 1)
         value = _plain(getattr(getattr(config, section), key))
         if name in _SECRETS and value:
-            value = "[redacted]"
+            value = BLOT
         source = config._sources.get(name, _DEFAULT)
         help_text = field.description or ""
         rows.append(
@@ -220,7 +221,7 @@ def to_toml(config: Config) -> str:
     lines: list[str] = []
     section = ""
     for row in explain(config):
-        if row.name in _SECRETS:
+        if row.name in _SECRETS or BLOT in str(row.value):
             continue
         table, key = row.name.split(".", 1)
         if table != section:

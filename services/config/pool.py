@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from mooncache.config.base import FilePath, OptionalPath, PortNumber, Section, Words
+from mooncache.config.accounts_place import DatabaseUrl
+from mooncache.config.base import AccountsFolderOrUrl, FilePath, OptionalPath, PortNumber, Section, Words
 from mooncache.config.labels import Labels
 from mooncache.config.units import DurationS, SizeBytes
 
@@ -19,8 +20,8 @@ class ClusterSection(Section):
     """Folder for the cluster token, sockets and small state files; created with mode 0700."""
     token_file: OptionalPath = None
     """File with the cluster token (mode 0600); empty means cluster.token inside state_dir."""
-    accounts_dir: OptionalPath = None
-    """Folder (mode 0700) of API keys, usage and the audit log; empty means accounts inside state_dir."""
+    accounts_dir: AccountsFolderOrUrl = None
+    """API keys, usage, audit log: a folder, or postgresql://USER@HOST/NAME; empty means accounts inside state_dir."""
     master_targets: Words = ("127.0.0.1:7700",)
     """gRPC addresses of the masters, host:port. Clients ask them which one leads."""
     conductor_target: str = "127.0.0.1:7800"
@@ -36,8 +37,8 @@ class ClusterSection(Section):
         return self.token_file or self.state_dir / "cluster.token"
 
     @property
-    def accounts_path(self) -> Path:
-        """Where API keys, usage and the audit log are."""
+    def accounts_place(self) -> Path | DatabaseUrl:
+        """Where API keys, limits, usage and the audit log are: a folder of this host, or a database."""
         return self.accounts_dir or self.state_dir / "accounts"
 
 

@@ -129,6 +129,10 @@ class GatewayMetrics:
             "usage_folded_requests", "Requests metered under _other because too many rows of usage waited."
         )
 
+        self.accounts_unconfirmed = metrics.gauge(
+            "accounts_unconfirmed_seconds",
+            "Time since keys and limits were last looked up where accounts are. While it grows no revocation arrives.",
+        )
         self.budgets_near = metrics.gauge(
             "budgets_near", "Budgets of tenants and keys of which 80 % are spent in this month, or more."
         )

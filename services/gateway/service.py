@@ -17,6 +17,8 @@ from functools import partial
 
 import uvicorn
 
+from mooncache.accounts.database import AccountsPlace
+from mooncache.accounts.place import accounts_at, close_accounts
 from mooncache.auth import engine_key
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.members import Announcer, this_process
@@ -47,7 +49,7 @@ from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.meter import UsageMeter
 from mooncache.gateway.shell.preparing import Preparing
 from mooncache.gateway.shell.report_lanes import LANES
-from mooncache.gateway.shell.spending_file import SpendingFile
+from mooncache.gateway.shell.spending_keeper import SpendingKeeper
 from mooncache.gateway.shell.tokenizers import Tokenizers
 from mooncache.gateway.shell.usage_reader import UsageReader
 from mooncache.gateway.state import GatewayState
@@ -65,7 +67,7 @@ from mooncache.runtime.tls import http_client_context
 _KEEP_ALIVE_S = 75
 _EVERYWHERE = ("0.0.0.0", "::", "[::]", "")  # noqa: S104  (compared with, not bound to)
 _BACKLOG = 2048
-_RELOAD_S = 1.0
+_RELOAD_S = 0.5
 _OLD_FILES_S = 60.0
 _FLUSH_S = 1.0
 _USAGE_S = 5.0
@@ -133,6 +135,7 @@ class GatewayService(Service):
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self._passed = False  # the port is the parent's
+        self._accounts: AccountsPlace | None = None
         self.http_port = 0
 
     @property
@@ -148,12 +151,14 @@ class GatewayService(Service):
 
     async def build(self) -> RpcTable | None:
         config, gateway = self.config, self.config.gateway
+        accounts = self._accounts = await asyncio.to_thread(accounts_at, config.cluster.accounts_place)
         keyring = Keyring(
             self.authenticator,
             gateway.keys_file,
             default_limits(gateway),
-            config.cluster.accounts_path,
+            accounts,
             self.clock.wall_s,
+            stale_max_s=gateway.accounts_stale_max_s,
         )
         await asyncio.to_thread(keyring.load)
         batches = None
@@ -188,7 +193,7 @@ class GatewayService(Service):
                 cache_bytes=_TOKENIZER_CACHE_BYTES // 2 // _BODY_PROCESSES,
             ),
             batches=batches,
-            usage=UsageReader(config.cluster.accounts_path, book),
+            usage=UsageReader(accounts, book),
             bodies=Budget(gateway.open_body_bytes_max, gateway.tenant_body_bytes_max),
             tokenizers=Tokenizers(
                 lambda: self.tokens.salts,
@@ -202,25 +207,28 @@ class GatewayService(Service):
             ),
         )
         state = self._state
-        await self._open_accounts(state, book)
+        await self._open_accounts(state, accounts, book)
         if gateway.console and self.serves_http:
-            state.console = Console(config, self.tokens, self.clock, keyring, book)
+            state.console = Console(config, self.tokens, self.clock, keyring, accounts, book)
             stats.console_viewers.set_function(lambda: len(state.console.viewers) if state.console else 0)
         if gateway.capture_file is not None:
             state.capture = Capture(gateway, stats)
         state.idle.set()
         stats.requests_open.set_function(lambda: state.active_count)
         stats.body_bytes_open.set_function(lambda: state.bodies.bytes)
+        stats.accounts_unconfirmed.set_function(lambda: keyring.unconfirmed_s)
         await self._listen(state)
         return None
 
-    async def _open_accounts(self, state: GatewayState, book: PriceBook | None) -> None:
-        """What is kept of tenants on this host. Raises ConfigInvalid."""
-        folder, writer = self.config.cluster.accounts_path, secrets.token_hex(_WRITER_BYTES)
+    async def _open_accounts(
+        self, state: GatewayState, accounts: AccountsPlace, book: PriceBook | None
+    ) -> None:
+        """What is kept of tenants. Raises ConfigInvalid, AccountsUnavailable."""
+        writer = secrets.token_hex(_WRITER_BYTES)
         if self.config.gateway.usage_enabled:
-            state.meter = UsageMeter(folder, writer, self.clock, state.stats)
+            state.meter = UsageMeter(accounts, writer, self.clock, state.stats)
         if book is not None:
-            state.spending = SpendingFile(folder, writer, self.clock, book, state.limiter)
+            state.spending = SpendingKeeper(accounts, writer, self.clock, book, state.limiter)
             await state.spending.load()
 
     def _engine_keys(self) -> Sequence[str]:
@@ -379,9 +387,11 @@ class GatewayService(Service):
                 await self._state.console.close()
             if self._state.capture is not None:
                 await asyncio.to_thread(self._state.capture.close)
+        if self._accounts is not None:
+            await asyncio.to_thread(close_accounts, self._accounts)
 
     @staticmethod
-    async def _flush(counted: UsageMeter | SpendingFile) -> None:
+    async def _flush(counted: UsageMeter | SpendingKeeper) -> None:
         try:
             async with asyncio.timeout(_LAST_USAGE_S):
                 await counted.flush()

@@ -28,7 +28,7 @@ from mooncache.gateway.shell.keyring import Keyring
 from mooncache.gateway.shell.limit_turns import LimitTurns
 from mooncache.gateway.shell.meter import UsageMeter
 from mooncache.gateway.shell.preparing import Preparing
-from mooncache.gateway.shell.spending_file import SpendingFile
+from mooncache.gateway.shell.spending_keeper import SpendingKeeper
 from mooncache.gateway.shell.tokenizers import Tokenizers
 from mooncache.gateway.shell.usage_reader import UsageReader
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -58,7 +58,8 @@ class GatewayState:
     batches: BatchStore | None = None  # None without gateway.batch_dir
     console: Console | None = None  # None without gateway.console
     meter: UsageMeter | None = None  # None without gateway.usage_enabled
-    spending: SpendingFile | None = None  # None without gateway.price_file
+    spending: SpendingKeeper | None = None  # None without gateway.price_file
+    accounts_lost: bool = False  # that the database of accounts is away was noted
     unpriced_noted: bool = False  # that budgets limit nothing without it
     recent: RecentRequests = field(default_factory=RecentRequests)
     limiter: TenantSlices = field(default_factory=TenantSlices)

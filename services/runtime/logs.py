@@ -185,7 +185,9 @@ class Event(enum.StrEnum):
     ENGINE_DIED = "engine.died"  # an engine process ended during a request
     CONSOLE_ACT_NOT_AUDITED = "console.act_not_audited"  # an act was done, and its entry could not be written
     USAGE_LOST = "usage.lost"  # a gateway ended and could not write what it had counted of tenants' usage
-    KEYS_RELOADED = "keys.reloaded"  # a file of API keys was read again
+    KEYS_RELOADED = "keys.reloaded"  # API keys or limits were read again, because they had changed
+    ACCOUNTS_LOST = "accounts.lost"  # the database of accounts is away: no revocation arrives; `reason`
+    ACCOUNTS_FOUND = "accounts.found"  # the database of accounts answers again, after `seconds`
     KEY_ENDED = "key.ended"  # a key ended, and its requests under way with it; `key_id`, `count`
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file
     CAPTURE_FAILED = "capture.failed"  # requests are missing from the trace; `dropped` says why
@@ -203,8 +205,13 @@ _DEPTH_MAX: Final = 6
 
 
 def redact_text(text: str) -> str:
-    """The text without tokens."""
-    return _TOKEN.sub(_BLOT, text)
+    """The text without tokens, and without passwords of URLs."""
+    text = _TOKEN.sub(_BLOT, text)
+    if "://" not in text:
+        return text
+    from mooncache.config.accounts_place import without_passwords  # not at start: it brings all settings
+
+    return without_passwords(text)
 
 
 def _redact_value(value: object, depth: int) -> object:

@@ -13,8 +13,8 @@ from cyclopts import App
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.accounts import audit_log
-from mooncache.accounts.audit_log import AUDIT_FILE, append, lines
+from mooncache.accounts import audit_log, postgres
+from mooncache.accounts.audit_log import AUDIT_FILE, append, first_break_of, lines
 from mooncache.accounts.core.audit import (
     ENTRY_BYTES_MAX,
     AuditEntry,
@@ -23,6 +23,7 @@ from mooncache.accounts.core.audit import (
     read_entry,
     trimmed,
 )
+from mooncache.accounts.database import AccountsPlace
 from mooncache.cli.acts import ACTS, act_of
 from mooncache.cli.app import build
 from mooncache.cli.app import run as cli
@@ -115,12 +116,15 @@ def test_every_act_is_a_command_and_reading_is_none() -> None:
         assert act_of(reading) == ()
 
 
-def test_writers_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_at_the_same_time(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_log, "LOCK_S", 600.0)
+    for limit in ("LOCK_S", "CALL_S"):
+        monkeypatch.setattr(postgres, limit, 600.0)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda number: append(tmp_path, entry(number)), range(40)))
-    found = list(lines(tmp_path))
+        list(pool.map(lambda number: append(place, entry(number)), range(40)))
+    found = list(lines(place))
     assert len(found) == 40
+    assert first_break_of(place) is None
     assert first_break(found) is None
     for number in range(1, 40):
         without = found[:number] + found[number + 1 :]

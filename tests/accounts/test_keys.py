@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from mooncache.accounts import key_store
 from mooncache.accounts.core import api_key
 from mooncache.accounts.core.api_key import ApiKeyRecord, KeyScope, KeyState
-from mooncache.accounts.key_store import FILE_NAME, KeyStore, stamp_of
+from mooncache.accounts.database import AccountsPlace
+from mooncache.accounts.key_store import FILE_NAME, KeyStore, keys_stamp_of
 from mooncache.cli.app import run as cli
 from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded, NotFound
 from mooncache.runtime.logs import redact_text
@@ -146,9 +147,9 @@ def test_refused_commands(
     assert words in " ".join(capsys.readouterr().err.split())
 
 
-def test_limits_and_what_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_and_what_is_forgotten(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_store, "TENANT_KEYS_MAX", 5)
-    with KeyStore(tmp_path, create=True) as store:
+    with KeyStore(place, create=True) as store:
         for number in range(5):
             store.add(record(number, expires_s=2_000 if number == 0 else 0))
         with pytest.raises(LimitExceeded, match="of one tenant"):
@@ -162,14 +163,15 @@ def test_limits_and_what_is_forgotten(tmp_path: Path, monkeypatch: pytest.Monkey
         assert store.revoke(f"{1:016x}", 9).revoked_s == 5, "the first time counts"
 
 
-def test_every_change_changes_the_stamp(tmp_path: Path) -> None:
-    assert stamp_of(tmp_path) is None
-    stamps = set()
-    with KeyStore(tmp_path, create=True) as store:
+def test_every_change_changes_the_stamp(place: AccountsPlace) -> None:
+    assert (keys_stamp_of(place) is None) == isinstance(place, Path)
+    stamps = {keys_stamp_of(place)}
+    with KeyStore(place, create=True) as store:
         for number in range(20):  # within one tick of the file system's clock
             store.add(record(number))
-            stamps.add(stamp_of(tmp_path))
-    assert len(stamps) == 20
+            stamps.add(keys_stamp_of(place))
+            assert store.all()[f"{number:016x}"] == record(number)
+    assert len(stamps) == 21
 
 
 def test_a_broken_file(tmp_path: Path) -> None:
@@ -222,7 +224,7 @@ async def test_a_running_gateway_takes_and_refuses_keys(
         assert (status, answer["error"]["code"]) == (401, "key_revoked")
         assert (await ask(bench, http, bench.key()))[0] == 200, "tenant tokens need no file"
         (tmp_path / "accounts" / FILE_NAME).write_bytes(b"damaged")
-        await until(lambda: stamp_of(tmp_path / "accounts") is not None)
+        await until(lambda: keys_stamp_of(tmp_path / "accounts") is not None)
         with pytest.raises(ConfigInvalid):
             loaded.refresh()
         assert loaded.end_of(api_key.id_of(text)) is None, "keys of before stay in force"

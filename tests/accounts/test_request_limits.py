@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from aiohttp import web
 from mooncache.accounts import limit_store
 from mooncache.accounts.core.api_key import id_of
 from mooncache.accounts.core.request_limits import HolderLimits
+from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.limit_store import FILE_NAME, LimitStore, limits_stamp_of
 from mooncache.cli.app import run as cli
 from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded
@@ -28,11 +28,12 @@ CONTEXT = 4096
 Answer = tuple[int, dict[str, Any]]
 
 
-def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_are_kept(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limit_store, "ROWS_MAX", 2)
-    assert limits_stamp_of(tmp_path) is None
+    before = limits_stamp_of(place)
+    assert (before is None) == isinstance(place, Path)
     of_tenant, of_key_alone = HolderLimits(60.5, 7, 3, 9, 0.25), HolderLimits(tokens_under_way=5)
-    with LimitStore(tmp_path, create=True) as store:
+    with LimitStore(place, create=True) as store:
         store.set("moon", "", of_tenant)
         store.set("moon", KEY, of_key_alone)
         with pytest.raises(LimitExceeded, match="which is the most"):
@@ -47,16 +48,22 @@ def test_limits_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ):
             with pytest.raises(InvalidArgument):
                 store.set(tenant, key_id, limits)
-    stamp = limits_stamp_of(tmp_path)
-    with LimitStore(tmp_path) as store:
+    stamp = limits_stamp_of(place)
+    assert stamp != before
+    with LimitStore(place) as store:
         assert store.all() == {("moon", ""): HolderLimits(requests_under_way=1), ("moon", KEY): of_key_alone}
         store.set("moon", "", HolderLimits())
         assert list(store.all()) == [("moon", KEY)], "without limits there is no row"
-    assert limits_stamp_of(tmp_path) != stamp
-    with sqlite3.connect(tmp_path / FILE_NAME) as direct:
-        direct.execute("UPDATE request_limit SET tokens_under_way = -3")
-    with LimitStore(tmp_path) as store, pytest.raises(ConfigInvalid, match="no limits"):
-        store.all()
+    assert limits_stamp_of(place) != stamp
+
+
+def test_limits_that_are_none(place: AccountsPlace) -> None:
+    with LimitStore(place, create=True) as store:
+        store.set("moon", "", HolderLimits(tokens_under_way=5))
+        with store._database.transaction():
+            store._database.ask("UPDATE request_limit SET tokens_under_way = -3")
+        with pytest.raises(ConfigInvalid, match="no limits"):
+            store.all()
 
 
 def test_a_holder_is_a_tenant_or_its_key() -> None:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from mooncache.accounts.core.api_key import id_of
 from mooncache.accounts.core.spending import LedgerRow, SpendingPart
+from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.months import month_of, next_month_s
 from mooncache.accounts.spending_store import FILE_NAME, SpendingStore
 from mooncache.errors import ConfigInvalid
@@ -50,8 +51,8 @@ def test_months_are_those_of_utc(at: str, month: int, ends: str) -> None:
     assert next_month_s(wall_s + 0.5) == datetime.fromisoformat(ends).replace(tzinfo=UTC).timestamp()
 
 
-def test_the_file_adds_each_part_once(tmp_path: Path) -> None:
-    with SpendingStore(tmp_path, create=True) as store:
+def test_each_part_is_added_once(place: AccountsPlace) -> None:
+    with SpendingStore(place, create=True) as store:
         ledger = store.ledger()
         first = SpendingPart(1, NOVEMBER, {"moon": LedgerRow(2.5, 1.0), "moon/k": LedgerRow(2.5, 0.0)})
         assert store.add("w", first, 1000)["moon"] == LedgerRow(2.5, 1.0)
@@ -59,11 +60,16 @@ def test_the_file_adds_each_part_once(tmp_path: Path) -> None:
         other = SpendingPart(1, NOVEMBER, {"moon": LedgerRow(4.0, 0.5)})
         assert store.add("v", other, 1000) == {"moon": LedgerRow(6.5, 1.0)}, "what was heard only grows"
         store.add("u", SpendingPart(1, NOVEMBER + 200, {"sun": LedgerRow(1.0, 0.0)}), 1000)
-    with SpendingStore(tmp_path) as store:
-        assert store.ledger() == ledger, "the file's number stays"
+    with SpendingStore(place) as store:
+        assert store.ledger() == ledger, "the number stays"
         assert store.of_month(NOVEMBER) == {}, "more than a year ago"
         assert store.of_month(NOVEMBER + 200) == {"sun": LedgerRow(1.0, 0.0)}
-    (tmp_path / FILE_NAME).write_bytes(b"damaged" * 1000)
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    path.touch(mode=0o600)
+    path.write_bytes(b"damaged" * 1000)
     with pytest.raises(ConfigInvalid):
         SpendingStore(tmp_path)
 

@@ -29,10 +29,12 @@ from mooncache.accounts.core.usage import (
     hour_of,
     tokens_of,
 )
+from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.usage_store import FILE_NAME, KEPT_S, UsageStore
 from mooncache.auth import check_tenant_name
 from mooncache.errors import ConfigInvalid, InvalidArgument
 from mooncache.gateway.core.top_tenants import TopTenants
+from tests.accounts.postgres_server import secret_text
 
 ONE = UsageCounts(requests=1, input_tokens=40, cached_tokens=8, output_tokens=3)
 HOUR = 1_800_000_000 // HOUR_S * HOUR_S
@@ -49,8 +51,8 @@ def key(tenant: str = "moon", **changes: Any) -> UsageKey:
     return UsageKey(**(fields | changes))
 
 
-def total(folder: Path) -> UsageCounts:
-    with UsageStore(folder) as store:
+def total(place: AccountsPlace) -> UsageCounts:
+    with UsageStore(place) as store:
         found = store.sums(())
     return found[0].counts if found else UsageCounts()
 
@@ -109,16 +111,16 @@ def test_numbers_of_engines_have_a_limit() -> None:
     assert hour_of(HOUR + 3599.9) == HOUR
 
 
-def test_the_file_adds_a_part_once(tmp_path: Path) -> None:
+def test_a_part_is_added_once(place: AccountsPlace) -> None:
     part = UsagePart(1, {key(): ONE, key("star"): ONE})
-    with UsageStore(tmp_path / "accounts", create=True) as store:
+    with UsageStore(place, create=True) as store:
         assert store.add("a", part, HOUR)
         assert not store.add("a", part, HOUR), "the same part was counted twice"
         assert store.add("b", part, HOUR), "another gateway's part was taken for the same"
         assert store.add("a", UsagePart(2, {key(): ONE}), HOUR)
-    path = tmp_path / "accounts" / FILE_NAME
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with UsageStore(tmp_path / "accounts") as store:
+    if isinstance(place, Path):
+        assert stat.S_IMODE((place / FILE_NAME).stat().st_mode) == 0o600
+    with UsageStore(place) as store:
         rows = store.sums((UsageField.TENANT,))
     assert [(each.values, each.counts.requests, each.counts.input_tokens) for each in rows] == [
         (("moon",), 3, 120),
@@ -126,13 +128,13 @@ def test_the_file_adds_a_part_once(tmp_path: Path) -> None:
     ]
 
 
-def test_sums_by_time_and_tenant(tmp_path: Path) -> None:
+def test_sums_by_time_and_tenant(place: AccountsPlace) -> None:
     rows = {
         key(hour_s=HOUR): ONE,
         key(hour_s=HOUR + HOUR_S, work_class=WorkClass.OFFLINE): ONE,
         key("star", hour_s=HOUR + HOUR_S, model="n"): ONE,
     }
-    with UsageStore(tmp_path, create=True) as store:
+    with UsageStore(place, create=True) as store:
         store.add("a", UsagePart(1, rows), HOUR)
         assert len(store.sums((UsageField.HOUR,), since_s=HOUR + HOUR_S)) == 1
         assert len(store.sums((UsageField.HOUR,), until_s=HOUR + HOUR_S)) == 1
@@ -141,8 +143,8 @@ def test_sums_by_time_and_tenant(tmp_path: Path) -> None:
         assert store.sums((), tenant="x' OR 1=1 --") == []
 
 
-def test_old_rows_go(tmp_path: Path) -> None:
-    with UsageStore(tmp_path, create=True) as store:
+def test_old_rows_go(place: AccountsPlace) -> None:
+    with UsageStore(place, create=True) as store:
         store.add("a", UsagePart(2, {key(): ONE}), HOUR)
         store.add("b", UsagePart(1, {key(hour_s=HOUR + KEPT_S + HOUR_S): ONE}), HOUR + KEPT_S + HOUR_S)
         assert [each.values for each in store.sums((UsageField.HOUR,))] == [(HOUR + KEPT_S + HOUR_S,)]
@@ -152,8 +154,8 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     """The file cannot grow: the part is refused as a whole, and is written once there is room."""
     many = UsagePart(1, {key(f"tenant-{number}"): ONE for number in range(2000)})
     with UsageStore(tmp_path, create=True) as store:
-        pages = store._database.execute("PRAGMA page_count").fetchone()[0]
-        store._database.execute(f"PRAGMA max_page_count = {pages + 2}")
+        pages = store._database.ask("PRAGMA page_count")[0][0]
+        store._database.ask(f"PRAGMA max_page_count = {pages + 2}")
         with pytest.raises(ConfigInvalid, match="full"):
             store.add("a", many, HOUR)
         assert store.sums(()) == []
@@ -162,25 +164,26 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     assert total(tmp_path).requests == 2000
 
 
-def test_a_writer_that_is_killed_leaves_whole_parts(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_whole_parts(place: AccountsPlace) -> None:
     """kill -9 in the middle of writing: each part is in the file as a whole or not at all, and can be repeated."""
     program = textwrap.dedent(
         """
         import sys
-        from pathlib import Path
         from mooncache.accounts.core.usage import UsageCounts, UsageKey, UsagePart, WorkClass
+        from mooncache.accounts.place import opened
         from mooncache.accounts.usage_store import UsageStore
+        from mooncache.config.accounts_place import place_of
         rows = {
             UsageKey(0, f"t{n}", "k", "m", WorkClass.ONLINE): UsageCounts(requests=1) for n in range(200)
         }
-        with UsageStore(Path(sys.argv[1]), create=True) as store:
+        with opened(place_of(sys.argv[1])) as place, UsageStore(place, create=True) as store:
             for sequence in range(1, 100_000):
                 store.add("w", UsagePart(sequence, rows), 1)
                 print(sequence, flush=True)
         """
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, env=dict(os.environ)
+        [sys.executable, "-c", program, secret_text(place)], stdout=subprocess.PIPE, env=dict(os.environ)
     )
     assert child.stdout is not None
     said = [child.stdout.readline() for _ in range(5)]
@@ -189,12 +192,12 @@ def test_a_writer_that_is_killed_leaves_whole_parts(tmp_path: Path) -> None:
     child.stdout.close()
     child.wait()
     known = max(int(line) for line in said if line.strip())
-    found = total(tmp_path).requests
+    found = total(place).requests
     assert found in (known * 200, (known + 1) * 200), "a part is in the file in part"
     rows = {key(f"t{number}", hour_s=0, key_id="k"): UsageCounts(requests=1) for number in range(200)}
-    with UsageStore(tmp_path) as store:
+    with UsageStore(place) as store:
         store.add("w", UsagePart(known + 1, rows), 1)  # the gateway did not learn whether it was written
-    assert total(tmp_path).requests == (known + 1) * 200
+    assert total(place).requests == (known + 1) * 200
 
 
 def test_files_that_are_wrong_are_refused(tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def test_files_that_are_wrong_are_refused(tmp_path: Path) -> None:
 def test_any_row_is_usage_or_refused(counts: list[int], tenant: str) -> None:
     with tempfile.TemporaryDirectory() as folder, UsageStore(Path(folder), create=True) as store:
         values = (HOUR, tenant.replace("\x00", ""), "k", "m", "online", *counts)
-        store._database.execute(f"INSERT INTO usage VALUES ({', '.join('?' * len(values))})", values)
+        store._database.ask(f"INSERT INTO usage VALUES ({', '.join('?' * len(values))})", values)
         try:
             (found,) = store.sums((UsageField.TENANT,))
         except ConfigInvalid:

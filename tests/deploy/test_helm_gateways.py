@@ -11,6 +11,7 @@ from tests.deploy.chart import (
     environment,
     named,
     of_kind,
+    pod,
     rendered,
     selected,
     workloads,
@@ -45,6 +46,22 @@ def test_keda_asks_the_conductor_about_each_set() -> None:
         assert {each["name"] for each in authentication["spec"]["secretTargetRef"]} == {"rel-mooncache-tls"}
         (certificate,) = of_kind(objects, "Certificate")
         assert host in certificate["spec"]["dnsNames"], "KEDA compares it"
+
+
+def test_gateways_and_no_other_pod_have_the_database_of_accounts() -> None:
+    knowing = set()
+    for workload in workloads(one("keys_and_extras")):
+        for entry in container(workload)["env"]:
+            if entry["name"] == "MOONCACHE_CLUSTER_ACCOUNTS_DIR":
+                assert entry["valueFrom"] == {"secretKeyRef": {"name": "accounts", "key": "url"}}
+                knowing.add(component(workload))
+        sources = str(pod(workload)["volumes"])
+        assert ("accounts-ca.crt" in sources) == (component(workload) == "gateway")
+        seen = environment(container(workload))
+        assert (seen.get("PGSSLROOTCERT") == "/run/mooncache/secret/accounts-ca.crt") == (
+            component(workload) == "gateway"
+        )
+    assert knowing == {"gateway"}
 
 
 def test_an_inference_pool_has_the_instances_that_generate() -> None:

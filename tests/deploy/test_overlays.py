@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mooncache.config import Config, load
+from mooncache.config.accounts_place import DatabaseUrl
 from tests.deploy.compose_files import DEPLOY, MAIN, OVERLAYS, merged
 
 CHOICES = [names for count in range(len(OVERLAYS) + 1) for names in combinations(OVERLAYS, count)]
@@ -33,7 +34,7 @@ def processes(whole: dict[str, Any]) -> dict[str, Config]:
 
 
 def test_there_is_a_file_for_each_choice() -> None:
-    assert set(OVERLAYS) == {"ssd", "tls", "gpu", "rdma"}
+    assert set(OVERLAYS) == {"ssd", "tls", "gpu", "rdma", "postgres"}
 
 
 @pytest.mark.parametrize("names", CHOICES, ids="+".join)
@@ -152,6 +153,19 @@ def test_each_worker_has_a_gpu_of_its_own() -> None:
         assert services[name]["environment"]["MOONCACHE_WORKER_ENGINE"] == "vllm"
         assert services[name]["image"] != services["gateway"]["image"]
     assert len(set(found)) == 2
+
+
+def test_all_gateways_and_no_other_service_know_the_database_of_accounts() -> None:
+    whole = merged("postgres")
+    knowing = {
+        name
+        for name, config in processes(whole).items()
+        if isinstance(config.cluster.accounts_place, DatabaseUrl)
+    }
+    assert knowing == {"gateway", "gateway-2"}
+    text = (DEPLOY / "env.example").read_text(encoding="utf-8")
+    url = whole["services"]["gateway"]["environment"]["MOONCACHE_CLUSTER_ACCOUNTS_DIR"]
+    assert f"ACCOUNTS_URL={url}\n" in text
 
 
 def test_what_moves_blocks_has_the_rdma_devices_and_may_lock_memory() -> None:

@@ -152,6 +152,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/tenants.md", "mooncache usage"): Cannot(
         "needs usage that gateways have metered", instead=("tests/cli/test_usage.py",)
     ),
+    ("docs/tenants.md", "createuser mooncache"): Cannot(
+        "needs a PostgreSQL server of its own", instead=("tests/accounts/test_postgres.py",)
+    ),
     ("docs/tenants.md", "mooncache audit"): Runs("alone", prints=(r"each line follows",)),
     ("docs/tutorial.md", "make up"): By("tests/docs/test_blocks.py::test_make_blocks"),
     ("docs/tutorial.md", "curl http://127.0.0.1:8000"): By(CLUSTER),

@@ -56,7 +56,7 @@ class Scene:
     def __init__(self, gateway: GatewayService, conductor: Conductor, http: aiohttp.ClientSession) -> None:
         self.gateway, self.conductor, self._http = gateway, conductor, http
         self.bearer = {"authorization": f"Bearer {gateway.token.text}"}
-        self.accounts = gateway.config.cluster.accounts_path
+        self.accounts = gateway.config.cluster.accounts_place
 
     async def act(self, body: Any, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
         async with self._http.post(

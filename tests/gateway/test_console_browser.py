@@ -111,7 +111,7 @@ def meter(bench: Bench) -> None:
         )
         for tenant, key_id in (("alice", "token"), ("alice", "0123456789abcdef"), ("bob", "token"))
     }
-    with UsageStore(bench.gateway.config.cluster.accounts_path, create=True) as store:
+    with UsageStore(bench.gateway.config.cluster.accounts_place, create=True) as store:
         store.add("w", UsagePart(1, rows), 0)
     recent = RecentRequest(HOSTILE, "token", HOSTILE, "online", time.time(), 900.0, HOSTILE, 40, 8, 3)
     bench.gateway.state.recent.add("alice", recent)

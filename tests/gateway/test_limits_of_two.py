@@ -7,7 +7,7 @@ import hashlib
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,10 @@ import pytest
 
 from mooncache.accounts.core.request_limits import HolderLimits
 from mooncache.accounts.core.spending import LedgerRow
+from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.limit_store import LimitStore
 from mooncache.accounts.months import month_of
+from mooncache.accounts.place import accounts_at, close_accounts
 from mooncache.accounts.spending_store import SpendingStore
 from mooncache.auth import engine_key, tenant_token
 from mooncache.bench.gateway.stack import Stack, start_stack
@@ -26,10 +28,12 @@ from mooncache.bench.null_engine import NullEngine, NullEngineOptions
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.processes import Part, ServiceKind, stop_all
 from mooncache.config import load
+from mooncache.config.accounts_place import place_of
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import conductor_pb2 as pb
-from mooncache.runtime.ports import hold_port, port_of
+from tests.accounts.postgres_server import postgres_server
 from tests.conditions import until
+from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
 LIMIT, PER_MINUTE, KEY, MODEL = 8, 30, "sk-rates", "slow"
@@ -44,7 +48,7 @@ class TwoGateways:
     stack: Stack
     ports: tuple[int, int]
     second: Part
-    accounts: tuple[Path, Path]
+    accounts: tuple[AccountsPlace, ...]
 
     @property
     def team(self) -> str:
@@ -53,7 +57,20 @@ class TwoGateways:
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoGateways]:
-    folder = tmp_path_factory.mktemp("two")
+    with _running(tmp_path_factory.mktemp("two"), "") as found:
+        yield found
+
+
+@pytest.fixture
+def sharing_system(tmp_path: Path) -> Iterator[TwoGateways]:
+    """Both gateways have their accounts in one database."""
+    with postgres_server() as server, _running(tmp_path, server.new_database()) as found:
+        yield found
+
+
+@contextmanager
+def _running(folder: Path, url: str) -> Iterator[TwoGateways]:
+    """url: of the database of accounts; "": each gateway has files of its own, as if of two hosts."""
     keys = folder / "keys.toml"
     keys.touch(mode=0o600)
     digest = hashlib.sha256(KEY.encode()).hexdigest()
@@ -70,30 +87,33 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoGateways]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in settings.items():
             patch.setenv(name, value)
-        with start_stack() as stack, hold_port("127.0.0.1") as held:
-            accounts = stack.state_dir / "accounts", folder / "accounts"  # as if of two hosts
+        with start_stack() as stack:
+            places = (url,) if url else (str(stack.state_dir / "accounts"), str(folder / "accounts"))
+            accounts = tuple(accounts_at(place_of(each)) for each in places)  # type: ignore[arg-type]
             for each in accounts:
                 with LimitStore(each, create=True) as store:
                     store.set("payer", "", HolderLimits(money_per_month=BUDGET))
-            port = port_of(held)
-            held.close()
-            second = Part(
-                "gateway-2",
-                ServiceKind.GATEWAY,
-                {
-                    **stack.env,
-                    **settings,
-                    "MOONCACHE_GATEWAY_PORT": str(port),
-                    "MOONCACHE_CLUSTER_ACCOUNTS_DIR": str(accounts[1]),
-                },
-                folder / "gateway-2.log",
-            )
+            # The stack's own gateway has files. With a database it stands by, and two others have that.
+            more = [
+                _gateway(stack, folder, number, settings, places[-1]) for number in range(2 if url else 1)
+            ]
             stack.conductors[0].env.update(settings)  # type: ignore[attr-defined]
             try:
-                second.start()
-                yield TwoGateways(stack, (stack.gateway.port, port), second, accounts)
+                for part in more:
+                    part.start()
+                ports = tuple(int(part.env["MOONCACHE_GATEWAY_PORT"]) for part in more)
+                first = ports[0] if url else stack.gateway.port
+                yield TwoGateways(stack, (first, ports[-1]), more[-1], accounts)
             finally:
-                stop_all([second], 8.0)
+                stop_all(more, 8.0)
+                for each in accounts:
+                    close_accounts(each)
+
+
+def _gateway(stack: Stack, folder: Path, number: int, settings: dict[str, str], accounts: str) -> Part:
+    own = {"MOONCACHE_GATEWAY_PORT": str(own_port()), "MOONCACHE_CLUSTER_ACCOUNTS_DIR": accounts}
+    name = f"gateway-{number + 2}"
+    return Part(name, ServiceKind.GATEWAY, {**stack.env, **settings, **own}, folder / f"{name}.log")
 
 
 @dataclass
@@ -295,10 +315,10 @@ async def test_requests_a_minute_hold_over_both_gateways(
 
 
 def _spent(system: TwoGateways) -> float:
-    """What both hosts have in their files."""
+    """What is written in all ledgers."""
     month, total = month_of(time.time()), 0.0
-    for folder in system.accounts:
-        with SpendingStore(folder) as store:
+    for place in system.accounts:
+        with SpendingStore(place) as store:
             total += store.of_month(month).get("payer", LedgerRow()).own
     return total
 
@@ -306,6 +326,19 @@ def _spent(system: TwoGateways) -> float:
 async def test_one_budget_of_two_hosts_outlives_a_gateway_and_the_conductor(
     system: TwoGateways, http: aiohttp.ClientSession
 ) -> None:
+    await _spend_all(system, http)
+
+
+async def test_one_budget_in_one_database_is_spent_once(
+    sharing_system: TwoGateways, http: aiohttp.ClientSession
+) -> None:
+    await _spend_all(sharing_system, http)
+    with SpendingStore(sharing_system.accounts[0]) as store:
+        assert store.of_month(month_of(time.time()))["payer"].others == 0, "no other ledger has anything"
+
+
+async def _spend_all(system: TwoGateways, http: aiohttp.ClientSession) -> None:
+    """Two gateways race for the budget; one of them and the conductor are killed meanwhile."""
     key = tenant_token(system.stack.token, "payer").text
     first, second = (Flood(port, key) for port in system.ports)
     [conductor] = system.stack.conductors

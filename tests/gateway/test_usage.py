@@ -36,7 +36,7 @@ async def used(bench: Bench, *by: UsageField) -> dict[Any, UsageCounts]:
     meter = bench.gateway.state.meter
     assert meter is not None
     await meter.flush()
-    with UsageStore(bench.gateway.config.cluster.accounts_path) as store:
+    with UsageStore(bench.gateway.config.cluster.accounts_place) as store:
         return {each.values: each.counts for each in store.sums(by)}
 
 
@@ -196,7 +196,7 @@ async def test_a_full_disk_stops_no_request(
 async def test_the_end_of_a_gateway_writes_the_rest(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with running(tmp_path, [FakeEngine("e")]) as bench:
         assert await ask(bench, http) == 200
-        folder = bench.gateway.config.cluster.accounts_path
+        folder = bench.gateway.config.cluster.accounts_place
     with UsageStore(folder) as store:
         (found,) = store.sums((UsageField.HOUR,))
         assert found.counts.requests == 1 and int(found.values[0]) % HOUR_S == 0
@@ -232,4 +232,4 @@ async def test_two_gateways_share_the_file(tmp_path: Path, http: aiohttp.ClientS
 async def test_metering_can_be_switched_off(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with running(tmp_path, [FakeEngine("e")], gateway__usage_enabled=False) as bench:
         assert await ask(bench, http) == 200
-        assert not (bench.gateway.config.cluster.accounts_path / FILE_NAME).exists()
+        assert not (bench.gateway.config.cluster.accounts_place / FILE_NAME).exists()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from mooncache.conductor.core.budgets import Budgets, Spent
+from mooncache.conductor.core.budgets import NOTHING_SPENT, Budgets, Spent, SpentSum
 from mooncache.errors import InvalidArgument, LimitExceeded
 
 LEASE_S: Final = 3.0
@@ -81,7 +81,7 @@ class LimitLease:
 
     slice: float
     left: float
-    spent_all: float = 0.0  # of money, in the month
+    spent: SpentSum = NOTHING_SPENT  # of money, in the month
 
 
 @dataclass(slots=True)
@@ -167,21 +167,21 @@ class LimitBook:
             spent = max(0.0, use.used - (use.used_before if known is None else known.used))
             level = limit.level - spent
             limit.level = level if use.left is None else min(level, use.left)
-        spent_all = 0.0 if use.spent is None else self._budgets.take((use.tenant, use.key_id), use.spent)
+        sums = NOTHING_SPENT if use.spent is None else self._budgets.take((use.tenant, use.key_id), use.spent)
         if use.is_given_back:
             limit.slices.pop(gateway, None)
-            return LimitLease(0.0, self._left(limit, use, spent_all), spent_all)
+            return LimitLease(0.0, self._left(limit, use, sums.all), sums)
         per_minute, unit = use.kind.is_per_minute, _unit(use)
         want = _units_up(use.wanted + (spent if per_minute else use.used), unit)
         committed = max(use.slice, 0.0 if per_minute else use.used)
         mine = limit.slices[gateway] = _Slice(use.limit, use.used, want, committed, now_s)
         limit.total = min(each.limit for each in limit.slices.values())
         limit.level = min(limit.level, limit.total)
-        granted = self._grant(limit, gateway, limit.level if per_minute else limit.total - spent_all, unit)
+        granted = self._grant(limit, gateway, limit.level if per_minute else limit.total - sums.all, unit)
         if now_s < self._settled_s:
             granted = min(granted, use.slice)
         mine.committed = max(mine.committed, granted)
-        return LimitLease(granted, self._left(limit, use, spent_all), spent_all)
+        return LimitLease(granted, self._left(limit, use, sums.all), sums)
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""

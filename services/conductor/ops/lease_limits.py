@@ -27,7 +27,10 @@ async def handle(
         state.limits.reported_all(request.gateway_id, state.gateways.names(now_s))
     return pb.LeaseLimitsResponse(
         leases=[
-            pb.LimitLease(slice=lease.slice, left=lease.left, spent_all=lease.spent_all) for lease in found
+            pb.LimitLease(
+                slice=lease.slice, left=lease.left, spent_all=lease.spent.all, spent_own=lease.spent.own
+            )
+            for lease in found
         ],
         lease_ms=round(LEASE_S * 1e3),
         run=state.limits_run,

@@ -61,7 +61,9 @@ async def _ask(state: GatewayState) -> str:
         leases = [(lease.slice, lease.left) for lease in answer.leases]
         for use, lease in zip(uses, answer.leases, strict=False):
             if use.ledger:
-                limits.spending.answered(use.tenant, use.month, use.spent, lease.spent_all)
+                # A conductor of before says nothing of the ledger.
+                own = max(use.spent, lease.spent_own)
+                limits.spending.answered(use.tenant, use.month, own, lease.spent_all)
         limits.answered(
             uses, LeaseAnswer(leases, answer.lease_ms / 1e3, answer.run), sent_s, is_whole=is_whole
         )

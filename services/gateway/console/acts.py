@@ -1,18 +1,18 @@
-"""Does what operators ask on the console, and keeps each act in the audit log of this host."""
+"""Does what operators ask on the console, and keeps each act in the audit log."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from google.protobuf.message import Message
 
 from mooncache.accounts.audit_log import append
 from mooncache.accounts.core.audit import DONE, AuditEntry
+from mooncache.accounts.database import AccountsPlace
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.master_link import MasterLink
-from mooncache.errors import OK, ConfigInvalid, LimitExceeded, MooncacheError, NotFound
+from mooncache.errors import OK, LimitExceeded, MooncacheError, NotFound
 from mooncache.gateway.console.messages import act_request
 from mooncache.gateway.core.console_acts import ActKind, ConsoleAct
 from mooncache.proto.v1 import conductor_pb2, master_pb2
@@ -39,8 +39,10 @@ class ActResult(NamedTuple):
 class ConsoleActs:
     """Over the collector's connections, which it does not own."""
 
-    def __init__(self, link: ConductorLink, master: MasterLink, clock: Clock, accounts: Path) -> None:
-        """accounts: the folder of the audit log."""
+    def __init__(
+        self, link: ConductorLink, master: MasterLink, clock: Clock, accounts: AccountsPlace
+    ) -> None:
+        """accounts: where the audit log is."""
         self._link, self._master, self._clock, self._accounts = link, master, clock, accounts
         self._under_way = 0
 
@@ -110,7 +112,7 @@ class ConsoleActs:
         )
         try:
             append(self._accounts, entry)
-        except ConfigInvalid as error:
+        except MooncacheError as error:
             log.error(Event.CONSOLE_ACT_NOT_AUDITED, act=what, who=who, error=error.message)
             return False
         return True

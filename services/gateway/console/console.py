@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from mooncache.accounts.database import AccountsPlace
 from mooncache.auth import TokenSource, console_key
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.master_link import MasterLink, parse_targets
@@ -39,9 +40,10 @@ class Console:
         tokens: LiveTokens,
         clock: Clock,
         keyring: Keyring,
+        accounts: AccountsPlace,
         book: PriceBook | None = None,
     ) -> None:
-        """book: prices, for money; None: none is shown."""
+        """accounts: where the audit log is. book: prices, for money; None: none is shown."""
         self._tokens, self._clock, self._keyring = tokens, clock, keyring
         self._secure = config.tls.enabled
         self.questions = 0  # records that are asked for now
@@ -49,7 +51,7 @@ class Console:
         link = ConductorLink(config.cluster.conductor_target, tokens, config, listen=False)
         master = _master_link(config, tokens, clock)
         self._may_act = config.gateway.console_acts
-        self.acts = ConsoleActs(link, master, clock, config.cluster.accounts_path)
+        self.acts = ConsoleActs(link, master, clock, accounts)
         self.collector = Collector(
             link,
             master,

@@ -37,6 +37,7 @@ _KINDS: Final[dict[type[MooncacheError], tuple[int, str, str]]] = {
     errors.Unsupported: (501, _INVALID, "unsupported"),
     errors.EngineFailed: (502, _SERVER, "engine_failed"),
     errors.NoInstances: (503, _SERVER, "no_instances"),
+    errors.AccountsUnavailable: (503, _SERVER, "accounts_unavailable"),
     errors.ConductorUnavailable: (503, _SERVER, "conductor_unavailable"),
     errors.EngineUnavailable: (503, _SERVER, "engine_unavailable"),
     errors.MasterUnavailable: (503, _SERVER, "master_unavailable"),

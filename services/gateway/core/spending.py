@@ -1,7 +1,8 @@
 """What tenants and keys have spent in this month, as one gateway knows it.
 
-Three amounts make up the sum. `own` is in the file of this host, `others` are the files of other hosts, and what was
-spent since the last write is here alone. A month has its own sums: with the next one all begin at nothing.
+Three amounts make up the sum. `own` is in the ledger of this gateway, a file of its host or a database of several,
+`others` are other ledgers, and what was spent since the last write is here alone. A month has its own sums: with the
+next one all begin at nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LEVELS: Final = (WARN_SHARE, 1.0)
 class _Spent:
     own: float = 0.0
     others: float = 0.0
-    reported: float = 0.0  # of own: what the conductor has answered
+    reported: float = 0.0  # of own: what the conductor knows
     new: float = 0.0  # neither written nor in a part
     heard: float = 0.0  # of others: what was not written yet
     level: int = 0  # how many levels of its budget were passed
@@ -84,12 +85,16 @@ class Spending:
         return LedgerRow() if found is None else LedgerRow(found.own, found.others)
 
     def answered(self, holder: str, month: int, reported: float, all_spent: float) -> None:
-        """The conductor has taken `reported` of this host's file, and knows of `all_spent` over all."""
+        """The conductor knows that the ledger has `reported`, and all ledgers `all_spent`.
+
+        Gateways that share the ledger may have added to it since it was read here.
+        """
         others = all_spent - reported
         if month != self.month or (holder not in self._spent and others <= 0):
             return
         found = self._spent.setdefault(holder, _Spent())
         found.reported = max(found.reported, reported)
+        found.own = max(found.own, reported)
         if others > found.others:
             found.others = found.heard = others
             self._changed.add(holder)

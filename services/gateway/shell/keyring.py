@@ -18,10 +18,12 @@ from mooncache.accounts.core.api_key import (
     is_text_of,
 )
 from mooncache.accounts.core.request_limits import HolderLimits
-from mooncache.accounts.key_store import KeyFileStamp, KeyStore, stamp_of
+from mooncache.accounts.database import AccountsPlace
+from mooncache.accounts.database_format import AccountStamp
+from mooncache.accounts.key_store import KeyStore, keys_stamp_of
 from mooncache.accounts.limit_store import LimitHolder, LimitStore, limits_stamp_of
 from mooncache.auth import Authenticator, read_private_file
-from mooncache.errors import ConfigInvalid, PermissionDenied, Unauthenticated
+from mooncache.errors import AccountsUnavailable, ConfigInvalid, PermissionDenied, Unauthenticated
 from mooncache.gateway.core import console_session, faults
 from mooncache.gateway.core.console_session import TenantKey
 from mooncache.gateway.core.faults import Refusal
@@ -80,12 +82,18 @@ class Keyring:
         authenticator: Authenticator,
         path: Path | None,
         defaults: RateLimits,
-        folder: Path,
+        place: AccountsPlace,
         wall_s: Callable[[], float],
+        *,
+        stale_max_s: float = 0.0,
     ) -> None:
-        """path: the key file. folder: where `mooncache key` keeps keys. wall_s: Unix time."""
+        """path: the key file. place: where `mooncache key` keeps keys. wall_s: Unix time.
+
+        stale_max_s: for how long keys of a database that is away open something; 0: without an end.
+        """
         self._authenticator = authenticator
-        self._path, self._folder = path, folder
+        self._path, self._place = path, place
+        self._stale_max_s = 0.0 if isinstance(place, Path) else stale_max_s
         self._defaults = defaults
         self._wall_s = wall_s
         self._keys: dict[str, ApiKey] = {}
@@ -93,16 +101,23 @@ class Keyring:
         self._file_ids: dict[str, ApiKey] = {}
         self._stamp: tuple[int, int, int] | None = None
         self._made: dict[str, ApiKeyRecord] = {}
-        self._made_stamp: KeyFileStamp | None = None
+        self._made_stamp: AccountStamp | None = None
         self._set: dict[LimitHolder, HolderLimits] = {}
-        self._set_stamp: KeyFileStamp | None = None
+        self._set_stamp: AccountStamp | None = None
+        self._confirmed_s = wall_s()
         self.budgets: dict[str, float] = {}
 
+    @property
+    def unconfirmed_s(self) -> float:
+        """For how long changes of keys and limits may have gone unheard; a second while all is well."""
+        return max(0.0, self._wall_s() - self._confirmed_s)
+
     def load(self) -> None:
-        """Raises ConfigInvalid for a missing, malformed or too widely readable file."""
+        """Raises ConfigInvalid for a missing, malformed or too widely readable file; AccountsUnavailable."""
         self._load_file()
         self._load_made()
         self._load_limits()
+        self._confirmed_s = self._wall_s()
 
     def _load_file(self) -> None:
         if self._path is None:
@@ -119,24 +134,24 @@ class Keyring:
 
     def _load_made(self) -> bool:
         """Read keys that were made, when there are any and they have changed; True when they had."""
-        stamp = stamp_of(self._folder)
+        stamp = keys_stamp_of(self._place)
         if stamp == self._made_stamp:
             return False
         if stamp is None:
-            raise ConfigInvalid(f"The file of API keys in {self._folder} is gone; its keys stay in force.")
-        with KeyStore(self._folder) as store:
+            raise ConfigInvalid(f"The file of API keys in {self._place} is gone; its keys stay in force.")
+        with KeyStore(self._place) as store:
             self._made = store.all()
         self._made_stamp = stamp
         return True
 
     def _load_limits(self) -> bool:
         """Read limits that were set, when they have changed; True when they had."""
-        stamp = limits_stamp_of(self._folder)
+        stamp = limits_stamp_of(self._place)
         if stamp == self._set_stamp:
             return False
         if stamp is None:
-            raise ConfigInvalid(f"The file of limits in {self._folder} is gone; its limits stay in force.")
-        with LimitStore(self._folder) as store:
+            raise ConfigInvalid(f"The file of limits in {self._place} is gone; its limits stay in force.")
+        with LimitStore(self._place) as store:
             self._set = store.all()
         self._set_stamp = stamp
         self.budgets = {
@@ -149,21 +164,31 @@ class Keyring:
     def refresh(self) -> bool:
         """Read again what changed; True when something did.
 
-        Raises ConfigInvalid for a file that is wrong or gone; the keys of before stay in force.
+        Raises ConfigInvalid for a file that is wrong or gone, AccountsUnavailable for a database that does not answer;
+        the keys of before stay in force.
         """
-        try:
-            changed = self._load_made()
-        finally:  # one file that is wrong does not hold up the other
-            limits_changed = self._load_limits()
-        changed |= limits_changed
+        changed, failed = False, None
+        # One that is wrong does not hold up the others.
+        for load in (self._load_made, self._load_limits, self._reload_file):
+            try:
+                changed |= load()
+            except (ConfigInvalid, AccountsUnavailable) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        self._confirmed_s = self._wall_s()
+        return changed
+
+    def _reload_file(self) -> bool:
+        """Read the key file when it has changed; True when it had."""
         if self._path is None:
-            return changed
+            return False
         try:
             status = self._path.stat()
         except OSError as error:
             raise ConfigInvalid(f"gateway.keys_file {self._path} cannot be read: {error.strerror}.") from None
         if (status.st_mtime_ns, status.st_size, status.st_ino) == self._stamp:
-            return changed
+            return False
         self._load_file()
         return True
 
@@ -245,7 +270,7 @@ class Keyring:
         return _NO_LIMITS if own is None else RateLimits(*astuple(own))
 
     def identify(self, authorization: str) -> Caller:
-        """Who presents `Bearer <key>`. Raises Unauthenticated, Refusal; the key never shows in the text."""
+        """Who presents `Bearer <key>`. Raises Unauthenticated, Refusal, AccountsUnavailable; no text has the key."""
         scheme, _, key = authorization.partition(" ")
         key = key.strip()
         if scheme.lower() == "bearer" and key and len(key) <= _KEY_CHARS_MAX:
@@ -282,6 +307,10 @@ class Keyring:
         record = self._made.get(key_id)
         if not is_text_of(record, text) or record is None:
             raise _unknown()
+        if self._stale_max_s and self.unconfirmed_s > self._stale_max_s:
+            raise AccountsUnavailable(
+                "The database of API keys has been away for too long to know whether this key still holds."
+            )
         # Only a holder of the key hears that it has ended.
         if (ended := self.end_of(key_id)) is not None:
             raise ended

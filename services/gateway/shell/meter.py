@@ -1,15 +1,15 @@
 """Meters what tenants use: each request that was sent to an instance, once, when it ends.
 
-Counts go into a table in memory and into metrics. The duty `flush_usage` writes the table to the file of this host.
+Counts go into a table in memory and into metrics. The duty `flush_usage` writes the table to where accounts are.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
 from mooncache.accounts.core.usage import UsageCounts, UsageKey, UsagePart, UsageTable, WorkClass, hour_of
+from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.usage_store import UsageStore
 from mooncache.gateway.core.top_tenants import TopTenants
 from mooncache.gateway.metrics import GatewayMetrics
@@ -21,10 +21,10 @@ _TURN_EVERY: Final = 12  # flushes: a minute
 
 
 class UsageMeter:
-    """The meter of one gateway. `writer` names this process' parts in the file; no other process has the same."""
+    """The meter of one gateway. `writer` names this process' parts there; no other process has the same."""
 
-    def __init__(self, folder: Path, writer: str, clock: Clock, stats: GatewayMetrics) -> None:
-        self._folder, self._writer, self._clock, self._stats = folder, writer, clock, stats
+    def __init__(self, place: AccountsPlace, writer: str, clock: Clock, stats: GatewayMetrics) -> None:
+        self._place, self._writer, self._clock, self._stats = place, writer, clock, stats
         self._table, self._top = UsageTable(), TopTenants()
         self._flushing = asyncio.Lock()
         self._flushes = 0
@@ -47,7 +47,7 @@ class UsageMeter:
             self._stats.tenant_tokens.labels(label, kind).inc(tokens)
 
     async def flush(self) -> None:
-        """Write what was counted. Raises ConfigInvalid; nothing is lost then, and the next call tries again."""
+        """Write what was counted. Raises ConfigInvalid, AccountsUnavailable; the next call tries again then."""
         self._flushes += 1
         if self._flushes % _TURN_EVERY == 0:
             for tenant in self._top.turn():
@@ -61,6 +61,6 @@ class UsageMeter:
                 self._table.written(part)
 
     def _write(self, part: UsagePart) -> None:
-        # Opened each time: a file that was moved away or put back is found where it is.
-        with UsageStore(self._folder, create=True) as store:
+        # Opened each time: a file that was moved away or put back is found where it is. Connections are kept.
+        with UsageStore(self._place, create=True) as store:
             store.add(self._writer, part, int(self._clock.wall_s()))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from mooncache.accounts.core.usage import UsageField
-from mooncache.accounts.usage_store import FILE_NAME, UsageStore
+from mooncache.accounts.database import AccountsPlace
+from mooncache.accounts.usage_store import UsageStore, has_usage
 from mooncache.errors import LimitExceeded
 from mooncache.prices.core.price_book import PriceBook
 from mooncache.prices.core.usage_bill import BilledSum, billed
@@ -18,10 +18,10 @@ _READS_MAX: Final = 4
 
 
 class UsageReader:
-    """Sums from the file of this host. book: prices of tokens; None: no money."""
+    """Sums from where accounts are. book: prices of tokens; None: no money."""
 
-    def __init__(self, folder: Path, book: PriceBook | None) -> None:
-        self._folder, self.book = folder, book
+    def __init__(self, place: AccountsPlace, book: PriceBook | None) -> None:
+        self._place, self.book = place, book
         self._reads = 0
 
     async def read(
@@ -31,7 +31,7 @@ class UsageReader:
 
         Raises:
             LimitExceeded: too many ask at this moment, or there are more than ROWS_MAX rows.
-            ConfigInvalid: the file cannot be read.
+            ConfigInvalid, AccountsUnavailable: it cannot be read.
         """
         if self._reads >= _READS_MAX:
             raise LimitExceeded("Too many ask for usage at this moment; try again.")
@@ -47,9 +47,9 @@ class UsageReader:
     def _read(
         self, by: tuple[UsageField, ...], tenant: str | None, since_s: int, until_s: int
     ) -> list[BilledSum]:
-        if not (self._folder / FILE_NAME).exists():
+        if not has_usage(self._place):
             return []
-        with UsageStore(self._folder) as store:
+        with UsageStore(self._place) as store:
             each_price = (*by, UsageField.MODEL, UsageField.CLASS)
             sums = store.sums(each_price, since_s=since_s, until_s=until_s, tenant=tenant)
         return billed(sums, self.book or PriceBook())

@@ -1043,14 +1043,16 @@ class LeaseLimitsRequest(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., gateway_run: _Optional[int] = ..., sequence: _Optional[int] = ..., uses: _Optional[_Iterable[_Union[LimitUse, _Mapping]]] = ..., whole: _Optional[bool] = ..., known_term: _Optional[int] = ...) -> None: ...
 
 class LimitLease(_message.Message):
-    __slots__ = ("slice", "left", "spent_all")
+    __slots__ = ("slice", "left", "spent_all", "spent_own")
     SLICE_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     SPENT_ALL_FIELD_NUMBER: _ClassVar[int]
+    SPENT_OWN_FIELD_NUMBER: _ClassVar[int]
     slice: float
     left: float
     spent_all: float
-    def __init__(self, slice: _Optional[float] = ..., left: _Optional[float] = ..., spent_all: _Optional[float] = ...) -> None: ...
+    spent_own: float
+    def __init__(self, slice: _Optional[float] = ..., left: _Optional[float] = ..., spent_all: _Optional[float] = ..., spent_own: _Optional[float] = ...) -> None: ...
 
 class LeaseLimitsResponse(_message.Message):
     __slots__ = ("leases", "lease_ms", "run", "gateway_count", "term")

@@ -32,6 +32,12 @@ mounts: []
 {{- if and $v.tls.enabled $v.tls.certManager.enabled (not $v.tls.certManager.issuerRef.name) -}}
 {{- fail "tls.certManager needs issuerRef.name." -}}
 {{- end -}}
+{{- if and $v.accounts.existingSecret (hasKey (default dict $v.config.cluster) "accounts_dir") -}}
+{{- fail "config.cluster.accounts_dir is set by the chart: accounts.existingSecret has the database." -}}
+{{- end -}}
+{{- if and $v.accounts.caKey (not $v.accounts.existingSecret) -}}
+{{- fail "accounts.caKey is a key of accounts.existingSecret, which is empty." -}}
+{{- end -}}
 {{- if and $v.rdma.enabled $v.tls.enabled -}}
 {{- fail "rdma.enabled has no effect with TLS, because RDMA is not encrypted: set tls.enabled=false and tls.insecure=true, or rdma.enabled=false." -}}
 {{- end -}}

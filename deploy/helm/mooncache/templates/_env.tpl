@@ -60,3 +60,18 @@ operator's settings come beside it and never instead of it. */}}
   value: {{ $value | quote }}
 {{- end }}
 {{- end -}}
+
+{{/* Of gateways and endpoint pickers: the database of accounts, from its Secret. A list, empty without one. */}}
+{{- define "mooncache.accountsEnv" -}}
+{{- $accounts := .Values.accounts -}}
+{{- if $accounts.existingSecret -}}
+- name: MOONCACHE_CLUSTER_ACCOUNTS_DIR
+  valueFrom: {secretKeyRef: {name: {{ $accounts.existingSecret }}, key: {{ $accounts.key }}}}
+{{- if $accounts.caKey }}
+- name: PGSSLROOTCERT
+  value: /run/mooncache/secret/accounts-ca.crt
+{{- end }}
+{{- else -}}
+[]
+{{- end -}}
+{{- end -}}

@@ -3,7 +3,7 @@ probes, a bounded end.
 
 {root, component, values, own: environment, ports: [{name, containerPort}], ready: path, grace: seconds}, and optional
 {set, config, image, account: a service account, resources, preStop: command, startSeconds, volumes, mounts, secretEnv, hostNetwork, spread: bool,
-shm, cache, runtimeClassName, keys, module: of the package, where it is not the component} */}}
+shm, cache, runtimeClassName, keys, accounts: {existingSecret, caKey}, module: of the package, where it is not the component} */}}
 {{- define "mooncache.pod" -}}
 {{- $values := .root.Values -}}
 {{- $scheme := ternary "HTTPS" "HTTP" $values.tls.enabled -}}
@@ -121,6 +121,11 @@ spec:
           {{- end }}
           {{- with .keys }}
           - secret: {name: {{ . }}, items: [{key: keys.toml, path: keys.toml}]}
+          {{- end }}
+          {{- with .accounts }}
+          {{- if and .existingSecret .caKey }}
+          - secret: {name: {{ .existingSecret }}, items: [{key: {{ .caKey }}, path: accounts-ca.crt}]}
+          {{- end }}
           {{- end }}
     - {name: secret, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
     - {name: state, emptyDir: {sizeLimit: {{ default "1Gi" .cache }}}}

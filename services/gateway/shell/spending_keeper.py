@@ -1,14 +1,14 @@
-"""Keeps what tenants and keys spent in this month in the file of this host, which all its gateways share."""
+"""Keeps what tenants and keys spent in this month where accounts are, which gateways share."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
 from mooncache.accounts.core.api_key import is_key_id
 from mooncache.accounts.core.spending import LedgerRow, SpendingPart
 from mooncache.accounts.core.usage import UsageCounts, WorkClass
+from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.months import month_of
 from mooncache.accounts.spending_store import SpendingStore
 from mooncache.gateway.core.holders import holder_of
@@ -23,13 +23,13 @@ _PARTS: Final = (
 )
 
 
-class SpendingFile:
-    """The money of one gateway. `writer` names this process' parts in the file; no other process has the same."""
+class SpendingKeeper:
+    """The money of one gateway. `writer` names this process' parts there; no other process has the same."""
 
     def __init__(
-        self, folder: Path, writer: str, clock: Clock, book: PriceBook, limits: TenantSlices
+        self, place: AccountsPlace, writer: str, clock: Clock, book: PriceBook, limits: TenantSlices
     ) -> None:
-        self._folder, self._writer, self._clock = folder, writer, clock
+        self._place, self._writer, self._clock = place, writer, clock
         self._book, self._limits = book, limits
         self._flushing = asyncio.Lock()
 
@@ -39,7 +39,7 @@ class SpendingFile:
         return self._book.cost.currency
 
     async def load(self) -> None:
-        """Read what was spent in this month. Raises ConfigInvalid."""
+        """Read what was spent in this month. Raises ConfigInvalid, AccountsUnavailable."""
         month = month_of(self._clock.wall_s())
         self._limits.spending.ledger, rows = await asyncio.to_thread(self._read, month)
         self._limits.begin_month(month, rows)
@@ -62,7 +62,7 @@ class SpendingFile:
             self._limits.spending.spend(holder_of(caller.tenant, caller.key_id), amount)
 
     async def flush(self) -> None:
-        """Write what is new, and begin a month. Raises ConfigInvalid; nothing is lost then."""
+        """Write what is new, and begin a month. Raises ConfigInvalid, AccountsUnavailable; nothing is lost then."""
         spending = self._limits.spending
         async with self._flushing:
             month = month_of(self._clock.wall_s())
@@ -76,10 +76,10 @@ class SpendingFile:
                 spending.written(part, await asyncio.to_thread(self._write, part))
 
     def _read(self, month: int) -> tuple[str, dict[str, LedgerRow]]:
-        with SpendingStore(self._folder, create=True) as store:
+        with SpendingStore(self._place, create=True) as store:
             return store.ledger(), store.of_month(month)
 
     def _write(self, part: SpendingPart) -> dict[str, LedgerRow]:
-        # Opened each time: a file that was moved away or put back is found where it is.
-        with SpendingStore(self._folder, create=True) as store:
+        # Opened each time: a file that was moved away or put back is found where it is. Connections are kept.
+        with SpendingStore(self._place, create=True) as store:
             return store.add(self._writer, part, int(self._clock.wall_s()))
