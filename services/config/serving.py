@@ -126,6 +126,8 @@ class GatewaySection(Section):
     """Have engines keep each tenant's blocks under that tenant at the store nodes. A shared public prefix is not."""
     usage_enabled: bool = True
     """Count what tenants use, and keep it in usage.sqlite in `cluster.accounts_dir`."""
+    usage_otlp_endpoint: str = ""
+    """OTLP gRPC endpoint for sums of usage (extra otel); empty: that of OTEL_EXPORTER_OTLP_ENDPOINT, or none."""
     capture_file: OptionalPath = None
     """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
     capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)

@@ -185,6 +185,8 @@ class Event(enum.StrEnum):
     ENGINE_DIED = "engine.died"  # an engine process ended during a request
     CONSOLE_ACT_NOT_AUDITED = "console.act_not_audited"  # an act was done, and its entry could not be written
     USAGE_LOST = "usage.lost"  # a gateway ended and could not write what it had counted of tenants' usage
+    USAGE_EXPORT_ENABLED = "usage.export_enabled"  # sums of usage are sent to `endpoint` by OpenTelemetry
+    USAGE_EXPORT_UNAVAILABLE = "usage.export_unavailable"  # an endpoint is set, nothing can be sent: `reason`
     KEYS_RELOADED = "keys.reloaded"  # a file of API keys was read again
     KEY_ENDED = "key.ended"  # a key ended, and its requests under way with it; `key_id`, `count`
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file
