@@ -128,6 +128,8 @@ class GatewaySection(Section):
     """Count what tenants use, and keep it in usage.sqlite in `cluster.accounts_dir`, or in the database there."""
     accounts_stale_max_s: DurationS = Field(default=86400.0, ge=0, le=31 * 86400)
     """While a database of accounts is away, keys that are known open something for this long; 0: without an end."""
+    usage_otlp_endpoint: str = ""
+    """OTLP gRPC endpoint for sums of usage (extra otel); empty: that of OTEL_EXPORTER_OTLP_ENDPOINT, or none."""
     capture_file: OptionalPath = None
     """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
     capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)

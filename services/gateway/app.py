@@ -40,6 +40,7 @@ from mooncache.gateway.endpoints import (
     console_act,
     console_configuration,
     console_decision,
+    console_doctor,
     console_live,
     console_page,
     console_session,
@@ -171,6 +172,7 @@ def _console_endpoints(state: GatewayState) -> list[tuple[str, Endpoint]]:
         ("/console/act", "console_act", console_act.handle, _POST),
         ("/console/configuration", "console_configuration", console_configuration.handle, READ_METHODS),
         ("/console/decision", "console_decision", console_decision.handle, READ_METHODS),
+        ("/console/doctor", "console_doctor", console_doctor.handle, _LIST),
     )
     return [
         (path, Endpoint(state, name, handle, methods=methods, access=Access.OPEN, answer_headers=HEADERS))

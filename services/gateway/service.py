@@ -51,6 +51,7 @@ from mooncache.gateway.shell.preparing import Preparing
 from mooncache.gateway.shell.report_lanes import LANES
 from mooncache.gateway.shell.spending_keeper import SpendingKeeper
 from mooncache.gateway.shell.tokenizers import Tokenizers
+from mooncache.gateway.shell.usage_export import open_usage_export
 from mooncache.gateway.shell.usage_reader import UsageReader
 from mooncache.gateway.state import GatewayState
 from mooncache.prices.core.price_book import PriceBook
@@ -226,7 +227,9 @@ class GatewayService(Service):
         """What is kept of tenants. Raises ConfigInvalid, AccountsUnavailable."""
         writer = secrets.token_hex(_WRITER_BYTES)
         if self.config.gateway.usage_enabled:
-            state.meter = UsageMeter(accounts, writer, self.clock, state.stats)
+            endpoint = self.config.gateway.usage_otlp_endpoint
+            export = await asyncio.to_thread(open_usage_export, endpoint, writer, book)
+            state.meter = UsageMeter(accounts, writer, self.clock, state.stats, export)
         if book is not None:
             state.spending = SpendingKeeper(accounts, writer, self.clock, book, state.limiter)
             await state.spending.load()
@@ -381,6 +384,8 @@ class GatewayService(Service):
             for counted in (self._state.meter, self._state.spending):
                 if counted is not None:
                     await self._flush(counted)
+            if self._state.meter is not None and self._state.meter.export is not None:
+                await asyncio.to_thread(self._state.meter.export.close)
             if self._state.batches is not None:
                 self._state.batches.close()
             if self._state.console is not None:

@@ -188,6 +188,8 @@ class Event(enum.StrEnum):
     KEYS_RELOADED = "keys.reloaded"  # API keys or limits were read again, because they had changed
     ACCOUNTS_LOST = "accounts.lost"  # the database of accounts is away: no revocation arrives; `reason`
     ACCOUNTS_FOUND = "accounts.found"  # the database of accounts answers again, after `seconds`
+    USAGE_EXPORT_ENABLED = "usage.export_enabled"  # sums of usage are sent to `endpoint` by OpenTelemetry
+    USAGE_EXPORT_UNAVAILABLE = "usage.export_unavailable"  # an endpoint is set, nothing can be sent: `reason`
     KEY_ENDED = "key.ended"  # a key ended, and its requests under way with it; `key_id`, `count`
     CAPTURE_STARTED = "capture.started"  # the gateway writes a trace of its requests into a new file
     CAPTURE_FAILED = "capture.failed"  # requests are missing from the trace; `dropped` says why

@@ -13,7 +13,7 @@ from mooncache.cli.doctor.core.checks import groups
 from mooncache.cli.doctor.core.facts import Facts
 from mooncache.cli.doctor.core.result import Status
 from mooncache.cli.doctor.gather import gather
-from mooncache.cli.doctor.view import AskingView, show
+from mooncache.cli.doctor.view import AskingView, show, write_step
 from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, print_json
 
 
@@ -21,6 +21,14 @@ def doctor(
     *,
     verbose: Annotated[
         bool, Parameter(negative=(), group=HOW, help="Show what is well and what was skipped, too.")
+    ] = False,
+    steps: Annotated[
+        bool,
+        Parameter(
+            negative=(),
+            group=HOW,
+            help="Write a line of JSON to standard error whenever a part begins or ends to be asked.",
+        ),
     ] = False,
     where: Where = HERE,
     json: AsJson = False,
@@ -40,8 +48,8 @@ def doctor(
         mooncache doctor --json | jq '.checks[] | select(.status == "fail")'
     """
     began_s = time.monotonic()
-    with AskingView(console, quiet=json) as progress:
-        facts = asyncio.run(gather(where, progress.tell))
+    with AskingView(console, quiet=json or steps) as progress:
+        facts = asyncio.run(gather(where, write_step if steps else progress.tell))
     found = groups(facts)
     elapsed_s = time.monotonic() - began_s
     results = [(name, result) for name, inside in found.items() for result in inside]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter
 from types import TracebackType
 from typing import Self
@@ -48,6 +50,12 @@ class AskingView:
             self._open[part] = None
         if self._spinner is not None and self._open:
             self._spinner.update(f"asking: {', '.join(self._open)}")
+
+
+def write_step(part: str, is_over: bool) -> None:
+    """A part begins or ends: for the program that runs the doctor."""
+    sys.stderr.write(json.dumps({"part": part, "is_over": is_over}) + "\n")
+    sys.stderr.flush()
 
 
 def show(console: Console, groups: dict[str, list[CheckResult]], elapsed_s: float, *, verbose: bool) -> None:

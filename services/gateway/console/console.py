@@ -13,6 +13,7 @@ from mooncache.config import Config
 from mooncache.errors import PermissionDenied, Unauthenticated
 from mooncache.gateway.console.acts import ConsoleActs
 from mooncache.gateway.console.collector import Collector
+from mooncache.gateway.console.doctor import DoctorRuns
 from mooncache.gateway.console.viewers import Viewers
 from mooncache.gateway.core import console_session
 from mooncache.gateway.core.console_money import ConsoleMoney
@@ -52,6 +53,7 @@ class Console:
         master = _master_link(config, tokens, clock)
         self._may_act = config.gateway.console_acts
         self.acts = ConsoleActs(link, master, clock, accounts)
+        self.doctor = DoctorRuns(clock)
         self.collector = Collector(
             link,
             master,
@@ -135,6 +137,7 @@ class Console:
     async def close(self) -> None:
         """End all streams and connections."""
         self.viewers.close()
+        await self.doctor.close()
         await self.collector.close()
 
     def _cookie(self, session: ConsoleSession) -> str:

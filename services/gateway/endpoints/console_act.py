@@ -10,9 +10,8 @@ from typing import Final
 
 import msgspec
 
-from mooncache.errors import InvalidArgument
-from mooncache.gateway.core import console_acts, faults
-from mooncache.gateway.endpoints.console_session import require_own_page
+from mooncache.gateway.core import console_acts
+from mooncache.gateway.endpoints.console_session import require_json, require_own_page
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
 
@@ -24,8 +23,7 @@ async def handle(state: GatewayState, exchange: Exchange) -> None:
     console = state.require_console()
     require_own_page(exchange)
     who = console.operator(exchange)
-    if exchange.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise faults.refuse(InvalidArgument("An act is sent as application/json."), status=415)
+    require_json(exchange)
     body = b"".join(await exchange.read_body(console_acts.BODY_BYTES_MAX, _BODY_S))
     found = await console.acts.do(console_acts.parse(body), f"{who} at {_address(exchange)}")
     await exchange.reply(200, msgspec.json.encode({"done": True, **found._asdict()}))

@@ -11,8 +11,9 @@ import msgspec
 
 from mooncache._version import __version__
 from mooncache.config.serving import PolicyName
-from mooncache.errors import PermissionDenied
+from mooncache.errors import InvalidArgument, PermissionDenied
 from mooncache.gateway.console.console import Console
+from mooncache.gateway.core import faults
 from mooncache.gateway.core.console_session import CLUSTER, ConsoleSession, tenant_key_of
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.gateway.state import GatewayState
@@ -42,6 +43,12 @@ def require_own_page(exchange: Exchange) -> None:
     """Raises PermissionDenied for what a page of another site had sent."""
     if exchange.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise PermissionDenied("Only the console's own page may ask for this.")
+
+
+def require_json(exchange: Exchange) -> None:
+    """Raises Refusal for a body that a page of another site could send without being asked."""
+    if exchange.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise faults.refuse(InvalidArgument("This is asked for as application/json."), status=415)
 
 
 def _document(console: Console, session: ConsoleSession | None) -> bytes:

@@ -1,6 +1,7 @@
 """Meters what tenants use: each request that was sent to an instance, once, when it ends.
 
-Counts go into a table in memory and into metrics. The duty `flush_usage` writes the table to where accounts are.
+Counts go into a table in memory, into metrics, and to OpenTelemetry where that is wanted. The duty `flush_usage` writes
+the table to where accounts are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from mooncache.accounts.usage_store import UsageStore
 from mooncache.gateway.core.top_tenants import TopTenants
 from mooncache.gateway.metrics import GatewayMetrics
 from mooncache.gateway.shell.keyring import Caller
+from mooncache.gateway.shell.usage_export import UsageExport
 from mooncache.runtime.clock import Clock
 
 _PARTS: Final = 2  # of a flush: one that could not be written before, and what was counted since
@@ -23,8 +25,16 @@ _TURN_EVERY: Final = 12  # flushes: a minute
 class UsageMeter:
     """The meter of one gateway. `writer` names this process' parts there; no other process has the same."""
 
-    def __init__(self, place: AccountsPlace, writer: str, clock: Clock, stats: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        place: AccountsPlace,
+        writer: str,
+        clock: Clock,
+        stats: GatewayMetrics,
+        export: UsageExport | None = None,
+    ) -> None:
         self._place, self._writer, self._clock, self._stats = place, writer, clock, stats
+        self.export = export
         self._table, self._top = UsageTable(), TopTenants()
         self._flushing = asyncio.Lock()
         self._flushes = 0
@@ -35,6 +45,8 @@ class UsageMeter:
         """One request has ended."""
         key = UsageKey(hour_of(self._clock.wall_s()), caller.tenant, caller.key_id, model, work_class)
         self._table.add(key, counts)
+        if self.export is not None:
+            self.export.count(caller.tenant, model, work_class, counts)
         label = self._top.label(caller.tenant, counts.input_tokens + counts.output_tokens)
         failed, cancelled = counts.failed, counts.cancelled
         outcome = "failed" if failed else "cancelled" if cancelled else "answered"

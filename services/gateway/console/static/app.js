@@ -1,6 +1,7 @@
 // The page: who is signed in, which page is open, and the one stream that feeds it.
 
 import { configuration } from "./configuration.js";
+import { doctor } from "./doctor.js";
 import { el, put } from "./dom.js";
 import { clock } from "./format.js";
 import { instances } from "./instances.js";
@@ -15,7 +16,7 @@ import { tenants } from "./tenants.js";
 import { usage } from "./usage.js";
 
 const PAGES = [["overview", "Overview", overview], ["requests", "Requests", requests], ["pool", "Pool", pool], ["instances", "Instances", instances], ["prefixes", "Prefixes", prefixes], ["tenants", "Tenants", tenants],
-  ["configuration", "Configuration", configuration]];
+  ["configuration", "Configuration", configuration], ["doctor", "Doctor", doctor]];
 const TENANT_PAGES = [["usage", "Usage", usage]];
 const RENEW_MS = 5 * 60 * 1000;
 const THEMES = ["auto", "light", "dark"];

@@ -2,12 +2,16 @@
 
 const EVERY_MS = 10_000;
 
-/** Until `close` is called. took: called with each document. failed: with a sentence. ended: the session is over. */
-export function poll(path, { took, failed, ended }) {
+/**
+ * Until `close` is called; `again` asks at once.
+ * took: called with each document. failed: with a sentence. ended: the session is over. every: milliseconds to the next question.
+ */
+export function poll(path, { took, failed, ended, every = () => EVERY_MS }) {
   let timer = 0;
   let closed = false;
 
   async function ask() {
+    clearTimeout(timer);
     try {
       const answer = await fetch(path);
       const body = await answer.json();
@@ -18,11 +22,13 @@ export function poll(path, { took, failed, ended }) {
     } catch {
       if (!closed) failed("The gateway does not answer.");
     }
-    if (!closed) timer = setTimeout(ask, EVERY_MS);
+    clearTimeout(timer);
+    if (!closed) timer = setTimeout(ask, every());
   }
 
   ask();
   return {
+    again: ask,
     close() {
       closed = true;
       clearTimeout(timer);
