@@ -140,6 +140,14 @@ def test_a_password_on_a_command_line_is_refused(capsys: pytest.CaptureFixture[s
         assert "hush" not in said.out + said.err and "PGPASSWORD" in " ".join(said.err.split())
 
 
+def test_without_the_driver_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "mooncache.accounts.postgres_connection", raising=False)
+    monkeypatch.delattr("mooncache.accounts.postgres_connection", raising=False)
+    with pytest.raises(ConfigInvalid, match=r"mooncache\[postgres\]"):
+        PostgresAccounts(DatabaseUrl("postgresql://db/a"))
+
+
 # --- the schema ------------------------------------------------------------------------------------------------------
 
 

@@ -89,6 +89,16 @@ def test_what_the_user_chose_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert chosen["MOONCACHE_VLLM_ENFORCE_EAGER"] == "true"
 
 
+def test_the_gateway_alone_gets_the_database_of_accounts(tmp_path: Path) -> None:
+    """Its URL may have a password, which is nothing for engines."""
+    url = "postgresql://moon:hush@db/accounts"
+    found = make(
+        tmp_path, {"MOONCACHE_CLUSTER_ACCOUNTS_DIR": url}, engine="hf", prefill=1, decode=1, model="/m"
+    )
+    having = {name: part.env.get("MOONCACHE_CLUSTER_ACCOUNTS_DIR") for name, part in found.parts.items()}
+    assert having.pop("gateway") == url and set(having.values()) == {None}
+
+
 def test_engines_share_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "gpu_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from mooncache.config.accounts_place import place_of
 from mooncache.errors import MooncacheError
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.accounts.postgres_server import postgres_server
-from tests.conditions import until
+from tests.conditions import until, wait_until
 from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
@@ -102,12 +103,20 @@ def _running(folder: Path, url: str) -> Iterator[TwoGateways]:
                 for part in more:
                     part.start()
                 ports = tuple(int(part.env["MOONCACHE_GATEWAY_PORT"]) for part in more)
+                for port, part in zip(ports, more, strict=True):
+                    wait_until(partial(_listens, port), part.log_path.read_text)
                 first = ports[0] if url else stack.gateway.port
                 yield TwoGateways(stack, (first, ports[-1]), more[-1], accounts)
             finally:
                 stop_all(more, 8.0)
                 for each in accounts:
                     close_accounts(each)
+
+
+def _listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+        return True
+    return False
 
 
 def _gateway(stack: Stack, folder: Path, number: int, settings: dict[str, str], accounts: str) -> Part:
