@@ -64,6 +64,17 @@ def _node_row(item: master_pb2.NodeStatus) -> dict[str, object]:
         "full_report_pending": item.full_report_pending,
         "software_version": node.software_version,
         "labels": dict(sorted(node.labels.items())),
+        "peers": [
+            {
+                "node_id": way.node_id,
+                "median_ms": way.median_us / 1e3 if way.tries else None,
+                "least_ms": way.least_us / 1e3 if way.tries else None,
+                "tries": way.tries,
+                "failures": way.failures,
+                "age_s": way.age_ms / 1e3,
+            }
+            for way in item.peers
+        ],
         "rails": [
             {
                 "device": f"{rail.device}:{rail.port}",
@@ -126,7 +137,7 @@ def status(*, where: Where = HERE, json: AsJson = False) -> int:
     async def once() -> tuple[ClusterSnapshot, ClusterPoller]:
         poller = ClusterPoller(where)
         try:
-            return await poller.poll(with_metrics=False), poller
+            return await poller.poll(with_metrics=False, with_latencies=True), poller
         finally:
             await poller.close()
 

@@ -124,8 +124,8 @@ class ClusterPoller:
         if self._conductor is not None:
             await self._conductor.close()
 
-    async def poll(self, *, with_metrics: bool = True) -> ClusterSnapshot:
-        """Ask all parts at once."""
+    async def poll(self, *, with_metrics: bool = True, with_latencies: bool = False) -> ClusterSnapshot:
+        """Ask all parts at once. with_latencies: also for what nodes found of the ways to each other."""
         self.cluster = self._read()  # process ids and restarts change while `top` runs
         found = ClusterSnapshot(
             time.monotonic(), parts=self.cluster.parts if self.cluster is not None else ()
@@ -136,7 +136,7 @@ class ClusterPoller:
         remote = self._gateways_elsewhere(found) if with_metrics else []
         await asyncio.gather(
             *(self._gateway_metrics(found, url) for url in remote),
-            self._master(found),
+            self._master(found, with_latencies=with_latencies),
             self._instances(found),
             self._conductor_status(found),
             self._gateway(found, known.get("gateway", "")),
@@ -150,11 +150,13 @@ class ClusterPoller:
             method, request, response_class, self._timeout_s, attempt_s=min(2.0, self._timeout_s)
         )
 
-    async def _master(self, found: ClusterSnapshot) -> None:
+    async def _master(self, found: ClusterSnapshot, *, with_latencies: bool) -> None:
         began_s, wall_s = time.monotonic(), time.time()
         try:
             found.status = await self.ask_master(
-                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse
+                "GetStatus",
+                master_pb2.GetStatusRequest(with_latencies=with_latencies),
+                master_pb2.GetStatusResponse,
             )
             if found.status.wall_ms:
                 found.master_clock = compare_clocks(found.status.wall_ms, wall_s, time.monotonic() - began_s)

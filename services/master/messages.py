@@ -18,6 +18,7 @@ from mooncache.master.core.membership import (
     Registration,
     Segment,
 )
+from mooncache.master.core.peer_latency import PeerLatency
 from mooncache.master.core.task_types import TaskKind, TaskState
 from mooncache.master.core.tasks import Task
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
@@ -118,6 +119,18 @@ def rails_of(rails: Iterable[common_pb2.RdmaRail]) -> tuple[Rail, ...]:
 def _shown(text: str) -> str:
     """The printable characters of a text."""
     return "".join(sign if sign.isprintable() else "?" for sign in text[:NAME_CHARS_MAX])
+
+
+def peer_latency(row: PeerLatency) -> master_pb2.PeerLatency:
+    """A way between two nodes as GetStatus shows it."""
+    return master_pb2.PeerLatency(
+        node_id=row.node_id,
+        median_us=row.median_us,
+        least_us=row.least_us,
+        tries=row.tries,
+        failures=row.failures,
+        age_ms=round(row.age_s * 1000),
+    )
 
 
 def node_info(node: Node) -> common_pb2.NodeInfo:

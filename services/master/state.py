@@ -19,6 +19,7 @@ from mooncache.master import messages
 from mooncache.master.core.accusations import Accusations
 from mooncache.master.core.directory import Directory
 from mooncache.master.core.membership import Membership, Node, NodeState, Transition
+from mooncache.master.core.peer_latency import PeerLatencies
 from mooncache.master.core.placement import Candidate, Domains
 from mooncache.master.core.repair import RepairBook
 from mooncache.master.core.repair_types import AuditAsk, AuditPage, Targets
@@ -131,6 +132,16 @@ class MasterState:
         """Whether the node should be asked for all its blocks now."""
         reports = self.reports_of(node)
         return reports.want_full or (self.directory.wanted(node.index) and not reports.full_under_way)
+
+    def next_peer(self, node_id: str, now_s: float) -> str:
+        """Whom a node is to try now; "": no try is due."""
+        members = self.membership
+        if self.latencies.epoch != members.epoch:
+            living = sorted(
+                (node for node in members.nodes.values() if node.alive), key=lambda node: node.index
+            )
+            self.latencies.follow(members.epoch, [node.node_id for node in living])
+        return self.latencies.next_peer(node_id, now_s)
 
     def after_report(self, node: Node, now_s: float) -> None:
         """Bring membership and tasks up to date after a report was taken in."""
@@ -303,6 +314,7 @@ class MasterState:
     def _clear(self, term: int) -> None:
         self.membership.reset(term)
         self.directory = Directory(self._make_index())
+        self.latencies = PeerLatencies()
         self.report_counters = ReportCounters()
         self.tasks = TaskBook(self.limits.tasks, f"t{term}")
         self.repair = RepairBook(self.limits.repair, self.clock.now_s())

@@ -35,6 +35,7 @@ from mooncache.store_node.background import (
     report_blocks,
     tend_kept,
     tend_tenants,
+    try_peers,
 )
 from mooncache.store_node.copier import NativeCopier
 from mooncache.store_node.core.report_planner import RECORD_BYTES, ReportPlanner
@@ -229,6 +230,7 @@ class StoreNodeService(Service):
             Duty("tend_tenants", lambda: tend_tenants.run(tenants, self.clock)),
             Duty("keep_membership", lambda: keep_membership.run(state)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
+            Duty("try_peers", lambda: try_peers.run(state.trials, state.require_surroundings())),
             Duty("release_spares", lambda: release_spares.run(state)),
             Duty("relay_native_log", lambda: relay_native_log.run(server, self.clock)),
         )

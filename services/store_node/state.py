@@ -22,6 +22,7 @@ from mooncache.store_node.core.report_planner import ReportPlanner
 from mooncache.store_node.core.spare_copies import SpareCopies
 from mooncache.store_node.fence import check_fence
 from mooncache.store_node.identity import NodeIdentity
+from mooncache.store_node.peer_trials import PeerTrials
 from mooncache.store_node.quarantine import NodeQuarantine
 from mooncache.store_node.surroundings import Surroundings
 from mooncache.store_node.tenants import NodeTenants
@@ -84,6 +85,7 @@ class StoreNodeState:
     channel_for: Callable[[str], Channel] | None = None
     """A channel to the control port of another node."""
     surroundings: Surroundings | None = None
+    trials: PeerTrials = field(default_factory=PeerTrials)
     planner: ReportPlanner = field(default_factory=ReportPlanner)
     spares: SpareCopies = field(default_factory=SpareCopies)
     membership: NodeMembership = field(default_factory=NodeMembership)

@@ -160,7 +160,9 @@ async def _of_cluster(
     parts = _Parts(deadline_s, tell)
     looking = asyncio.create_task(parts.run("this host", asyncio.to_thread(_here, config), None))
     snapshot, _ = await parts.run(
-        "master and conductor", poller.poll(with_metrics=False), ClusterSnapshot(time.monotonic())
+        "master and conductor",
+        poller.poll(with_metrics=False, with_latencies=True),
+        ClusterSnapshot(time.monotonic()),
     )
     options = ClientOptions.gather(**where.settings())
     asked_nodes = parts.run(
@@ -261,6 +263,7 @@ def _pool(
                 heartbeat_age_s=item.heartbeat_age_ms / 1e3,
                 arena_gone=item.arena_gone,
                 offers_rdma=any(rail.up for rail in item.node.rails),
+                latencies_ms={way.node_id: way.median_us / 1e3 for way in item.peers if way.tries},
             )
         )
     return PoolFacts(

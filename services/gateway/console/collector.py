@@ -24,6 +24,7 @@ from mooncache.errors import ConductorUnavailable, MooncacheError
 from mooncache.gateway.console.messages import (
     conductor_view,
     instance_rows,
+    network_view,
     node_rows,
     prefix_rows,
     repair_view,
@@ -66,6 +67,7 @@ class _ClusterLook:
     tasks: list[dict[str, Any]] | None = None
     repair: dict[str, Any] | None = None
     prefixes: conductor_pb2.ListHotPrefixesResponse | None = None
+    with_ways: bool = False  # the master was asked for the ways between nodes
     skipped: bool = False  # more decisions were made than a look reads
     silent: dict[str, str] = field(default_factory=dict)
 
@@ -204,9 +206,9 @@ class Collector:
 
     async def _pool(self, look: _ClusterLook) -> None:
         try:
-            look.master = await self._ask_master(
-                "GetStatus", master_pb2.GetStatusRequest(), master_pb2.GetStatusResponse
-            )
+            look.with_ways = self._viewers.watch(Topic.NETWORK)
+            request = master_pb2.GetStatusRequest(with_latencies=look.with_ways)
+            look.master = await self._ask_master("GetStatus", request, master_pb2.GetStatusResponse)
             if self._clock.now_s() - self._tenants_at_s >= _TENANTS_S:
                 self._tenants_at_s = self._clock.now_s()
                 self._tenants = await self._ask_master(
@@ -259,6 +261,7 @@ class Collector:
             Topic.REQUESTS: {"requests": requests, "skipped": look.skipped},
             Topic.POOL: {"nodes": nodes, "tasks": look.tasks, "repair": look.repair},
             Topic.INSTANCES: {"instances": look.instances, "nodes": nodes},
+            Topic.NETWORK: network_view(look.master) if look.master is not None and look.with_ways else {},
             Topic.PREFIXES: {
                 "prefixes": prefix_rows(look.prefixes.prefixes) if look.prefixes is not None else None,
                 "counted": look.prefixes is not None and look.prefixes.counted,

@@ -90,6 +90,36 @@ def _node_row(item: master_pb2.NodeStatus, disk_bytes: int | None) -> dict[str, 
     }
 
 
+def network_view(status: master_pb2.GetStatusResponse) -> dict[str, Any]:
+    """The nodes and the ways between them: two places in `nodes`, then microseconds, counts and the age in seconds."""
+    nodes = sorted(status.nodes, key=lambda item: item.node.node_id)
+    place = {item.node.node_id: at for at, item in enumerate(nodes)}
+    return {
+        "nodes": [
+            {
+                "id": item.node.node_id,
+                "state": word_of(common_pb2.NodeState, item.node.state),
+                "host": item.host_name or item.node.host_id,
+            }
+            for item in nodes
+        ],
+        "ways": [
+            [
+                at,
+                place[way.node_id],
+                way.median_us,
+                way.least_us,
+                way.tries,
+                way.failures,
+                way.age_ms / 1e3,
+            ]
+            for at, item in enumerate(nodes)
+            for way in item.peers
+            if way.node_id in place
+        ],
+    }
+
+
 _TASK_KINDS: Final = {master_pb2.TASK_KIND_REPLICATE: "copies", master_pb2.TASK_KIND_DRAIN: "drain"}
 
 

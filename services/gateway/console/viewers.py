@@ -25,6 +25,7 @@ class Topic(StrEnum):
     POOL = "pool"
     INSTANCES = "instances"
     PREFIXES = "prefixes"
+    NETWORK = "network"
 
 
 class Viewer:
@@ -78,6 +79,10 @@ class Viewers:
         self._viewers.add(viewer)
         self.wanted.set()
         return viewer
+
+    def watch(self, topic: Topic) -> bool:
+        """Whether a page with this topic is open."""
+        return any(viewer.topic is topic for viewer in self._viewers)
 
     def leave(self, viewer: Viewer) -> None:
         """The page was closed. Harmless to repeat."""

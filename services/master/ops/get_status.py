@@ -5,7 +5,7 @@ from __future__ import annotations
 from mooncache._version import __version__
 from mooncache.coordination import MasterRecord
 from mooncache.master.core.membership import Node
-from mooncache.master.messages import node_info
+from mooncache.master.messages import node_info, peer_latency
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime.rpc import CallContext
@@ -35,7 +35,9 @@ async def handle(
     response.active_task_count = state.tasks.active_count
     listed = state.directory.holder_blocks()
     for node in sorted(members.nodes.values(), key=lambda node: node.index):
-        response.nodes.append(_node(state, node, listed.get(node.index, 0), context))
+        response.nodes.append(
+            _node(state, node, listed.get(node.index, 0), context, with_latencies=request.with_latencies)
+        )
     return response
 
 
@@ -56,7 +58,9 @@ def _masters(state: MasterState, *, admin: bool) -> list[master_pb2.MasterInfo]:
     return found
 
 
-def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> master_pb2.NodeStatus:
+def _node(
+    state: MasterState, node: Node, listed: int, context: CallContext, *, with_latencies: bool
+) -> master_pb2.NodeStatus:
     reports = state.reports_of(node)
     info = node_info(node)
     if not context.admin:
@@ -78,4 +82,6 @@ def _node(state: MasterState, node: Node, listed: int, context: CallContext) -> 
     )
     if context.admin:
         status.host_name, status.pid = node.info.process.host_name, node.info.process.pid
+    if context.admin and with_latencies:
+        status.peers.extend(peer_latency(row) for row in state.latencies.of(node.node_id, context.now_s))
     return status

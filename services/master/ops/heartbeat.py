@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mooncache.errors import NotLeader
 from mooncache.master.core.membership import Heartbeat, Node, SpaceUsage
-from mooncache.master.messages import rails_of
+from mooncache.master.messages import node_info, rails_of
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.quarantine_messages import entries_of, quarantine_message
@@ -41,6 +41,8 @@ async def handle(
         state.learn_tenants(request.tenant_names)
     if request.HasField("quarantine"):
         state.quarantine = state.quarantine.joined(entries_of(request.quarantine))
+    if request.HasField("trial"):
+        state.latencies.take(node.node_id, request.trial.node_id, request.trial.round_trip_us, context.now_s)
     differ = request.quarantine_mark != state.quarantine.mark()
     return master_pb2.HeartbeatResponse(
         epoch=members.epoch,
@@ -52,6 +54,22 @@ async def handle(
         want_tenants=request.tenants_version > state.tenants.version,
         quarantine=quarantine_message(state.quarantine) if differ else None,
         want_quarantine=differ and bool(request.quarantine_mark),
+        try_peer=_peer_to_try(state, node, context.now_s),
+    )
+
+
+def _peer_to_try(state: MasterState, node: Node, now_s: float) -> common_pb2.NodeInfo | None:
+    """The node that this one is to try before its next heartbeat: who it is and where, nothing else."""
+    peer = state.membership.nodes.get(state.next_peer(node.node_id, now_s))
+    if peer is None:
+        return None
+    info = node_info(peer)
+    return common_pb2.NodeInfo(
+        node_id=info.node_id,
+        host_id=info.host_id,
+        incarnation=info.incarnation,
+        endpoints=info.endpoints,
+        state=info.state,
     )
 
 

@@ -123,7 +123,7 @@ class RegisterNodeResponse(_message.Message):
     def __init__(self, node_index: _Optional[int] = ..., master_id: _Optional[str] = ..., term: _Optional[int] = ..., epoch: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., want_full_report: _Optional[bool] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone", "tenants_version", "tenants", "quarantine_mark", "quarantine")
+    __slots__ = ("node_id", "incarnation", "master_term", "capacity_bytes", "used_bytes", "pinned_bytes", "block_count", "state", "tenant_names", "last_seq", "rails", "arena_gone", "tenants_version", "tenants", "quarantine_mark", "quarantine", "trial")
     class TenantNamesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class HeartbeatRequest(_message.Message):
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_MARK_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     master_term: int
@@ -163,10 +164,19 @@ class HeartbeatRequest(_message.Message):
     tenants: _common_pb2.TenantTable
     quarantine_mark: int
     quarantine: _common_pb2.QuarantineTable
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ..., tenants_version: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., quarantine_mark: _Optional[int] = ..., quarantine: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ...) -> None: ...
+    trial: PeerTrial
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., master_term: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., state: _Optional[_Union[_common_pb2.NodeState, str]] = ..., tenant_names: _Optional[_Mapping[int, str]] = ..., last_seq: _Optional[int] = ..., rails: _Optional[_Iterable[_Union[_common_pb2.RdmaRail, _Mapping]]] = ..., arena_gone: _Optional[bool] = ..., tenants_version: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., quarantine_mark: _Optional[int] = ..., quarantine: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ..., trial: _Optional[_Union[PeerTrial, _Mapping]] = ...) -> None: ...
+
+class PeerTrial(_message.Message):
+    __slots__ = ("node_id", "round_trip_us")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    round_trip_us: int
+    def __init__(self, node_id: _Optional[str] = ..., round_trip_us: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term", "tenants", "want_tenants", "quarantine", "want_quarantine")
+    __slots__ = ("epoch", "want_full_report", "commands", "lease_ms", "term", "tenants", "want_tenants", "quarantine", "want_quarantine", "try_peer")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     WANT_FULL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +186,7 @@ class HeartbeatResponse(_message.Message):
     WANT_TENANTS_FIELD_NUMBER: _ClassVar[int]
     QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     WANT_QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    TRY_PEER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     want_full_report: bool
     commands: _containers.RepeatedScalarFieldContainer[NodeCommand]
@@ -185,7 +196,8 @@ class HeartbeatResponse(_message.Message):
     want_tenants: bool
     quarantine: _common_pb2.QuarantineTable
     want_quarantine: bool
-    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., want_tenants: _Optional[bool] = ..., quarantine: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ..., want_quarantine: _Optional[bool] = ...) -> None: ...
+    try_peer: _common_pb2.NodeInfo
+    def __init__(self, epoch: _Optional[int] = ..., want_full_report: _Optional[bool] = ..., commands: _Optional[_Iterable[_Union[NodeCommand, str]]] = ..., lease_ms: _Optional[int] = ..., term: _Optional[int] = ..., tenants: _Optional[_Union[_common_pb2.TenantTable, _Mapping]] = ..., want_tenants: _Optional[bool] = ..., quarantine: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ..., want_quarantine: _Optional[bool] = ..., try_peer: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ...) -> None: ...
 
 class ReportBlocksRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "kind", "report_id", "first_seq", "last_seq", "part_index", "records")
@@ -598,8 +610,26 @@ class GetQuarantineResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[_common_pb2.QuarantineTable, _Mapping]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_latencies",)
+    WITH_LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    with_latencies: bool
+    def __init__(self, with_latencies: _Optional[bool] = ...) -> None: ...
+
+class PeerLatency(_message.Message):
+    __slots__ = ("node_id", "median_us", "least_us", "tries", "failures", "age_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_US_FIELD_NUMBER: _ClassVar[int]
+    LEAST_US_FIELD_NUMBER: _ClassVar[int]
+    TRIES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    AGE_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    median_us: int
+    least_us: int
+    tries: int
+    failures: int
+    age_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., median_us: _Optional[int] = ..., least_us: _Optional[int] = ..., tries: _Optional[int] = ..., failures: _Optional[int] = ..., age_ms: _Optional[int] = ...) -> None: ...
 
 class MasterInfo(_message.Message):
     __slots__ = ("master_id", "grpc_target", "leader", "software_version", "host_id", "host_name", "started_ms", "pid")
@@ -622,7 +652,7 @@ class MasterInfo(_message.Message):
     def __init__(self, master_id: _Optional[str] = ..., grpc_target: _Optional[str] = ..., leader: _Optional[bool] = ..., software_version: _Optional[str] = ..., host_id: _Optional[str] = ..., host_name: _Optional[str] = ..., started_ms: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending", "arena_gone", "host_name", "started_ms", "pid")
+    __slots__ = ("node", "used_bytes", "pinned_bytes", "block_count", "directory_block_count", "acked_seq", "last_seq", "heartbeat_age_ms", "full_report_pending", "arena_gone", "host_name", "started_ms", "pid", "peers")
     NODE_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     PINNED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -636,6 +666,7 @@ class NodeStatus(_message.Message):
     HOST_NAME_FIELD_NUMBER: _ClassVar[int]
     STARTED_MS_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     node: _common_pb2.NodeInfo
     used_bytes: int
     pinned_bytes: int
@@ -649,7 +680,8 @@ class NodeStatus(_message.Message):
     host_name: str
     started_ms: int
     pid: int
-    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ..., arena_gone: _Optional[bool] = ..., host_name: _Optional[str] = ..., started_ms: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[PeerLatency]
+    def __init__(self, node: _Optional[_Union[_common_pb2.NodeInfo, _Mapping]] = ..., used_bytes: _Optional[int] = ..., pinned_bytes: _Optional[int] = ..., block_count: _Optional[int] = ..., directory_block_count: _Optional[int] = ..., acked_seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., heartbeat_age_ms: _Optional[int] = ..., full_report_pending: _Optional[bool] = ..., arena_gone: _Optional[bool] = ..., host_name: _Optional[str] = ..., started_ms: _Optional[int] = ..., pid: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerLatency, _Mapping]]] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
     __slots__ = ("master_id", "term", "epoch", "leading", "masters", "nodes", "software_version", "uptime_ms", "block_count", "directory_memory_bytes", "directory_complete", "active_task_count", "wall_ms")

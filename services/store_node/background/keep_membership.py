@@ -152,6 +152,7 @@ async def heartbeat(state: StoreNodeState) -> None:
             quarantine=quarantine_message(quarantine.table)
             if quarantine is not None and quarantine.wanted
             else None,
+            trial=state.trials.take(),
         ),
         master_pb2.HeartbeatResponse,
         min(state.call_timeout_s, max(1.0, state.membership.heartbeat_interval_s * 2)),
@@ -170,6 +171,8 @@ async def heartbeat(state: StoreNodeState) -> None:
     if quarantine is not None:
         quarantine.wanted = response.want_quarantine
         quarantine.take(entries_of(response.quarantine))
+    if response.HasField("try_peer"):
+        state.trials.wish(response.try_peer)
     for command in response.commands:
         if command == master_pb2.NODE_COMMAND_DRAIN_ON:
             _drain(state, draining=True)

@@ -84,6 +84,8 @@ def _network(facts: Facts) -> Iterator[CheckResult]:
         return
     yield from network.from_here(facts.pool, facts.here.host_id)
     yield from network.between_nodes(facts.pool)
+    if not facts.pool.error:
+        yield from network.far_nodes(facts.pool)
 
 
 def _pool(facts: Facts) -> Iterator[CheckResult]:

@@ -58,6 +58,8 @@ class NodeFacts:
     counters: Mapping[str, int] = field(default_factory=dict)
     reach: Mapping[str, Reach] = field(default_factory=dict)
     """By node; no entry for one that was not tried."""
+    latencies_ms: Mapping[str, float] = field(default_factory=dict)
+    """Median round trip to other nodes, as this node measures it all the time; no entry where none succeeded."""
     probe: BlockProbe | None = None
     uptime_s: float = 0.0
 

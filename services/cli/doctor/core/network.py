@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import median_low
 
 from mooncache.cli.doctor.core.facts import Facts, NodeFacts, PoolFacts
 from mooncache.cli.doctor.core.result import CheckResult, failed, passed, skipped, warned
 
 PAIRS_SHOWN = 4
+FAR_NODES_MIN = 3
+FAR_FACTOR = 4.0
+FAR_MS = 1.0
+"""Below it no node is far: the difference is a scheduler's."""
 _LOOPBACK = ("127.", "localhost:", "[::1]")
 
 
@@ -61,6 +66,29 @@ def between_nodes(pool: PoolFacts) -> Iterator[CheckResult]:
             yield skipped("node to node", node.node_id, "the node itself does not answer")
         else:
             yield _way_to(node, _tried(node, pool), lost.get(node.node_id, []), pool)
+
+
+def far_nodes(pool: PoolFacts) -> Iterator[CheckResult]:
+    """Nodes that are much farther from the others than those are from each other."""
+    ways: dict[str, list[float]] = {node.node_id: [] for node in pool.nodes}
+    for node in pool.nodes:
+        for peer, took_ms in node.latencies_ms.items():
+            for end in {node.node_id, peer} & ways.keys():
+                ways[end].append(took_ms)
+    known = {name: median_low(found) for name, found in ways.items() if found}
+    if len(known) < FAR_NODES_MIN:
+        yield skipped("far node", "pool", f"ways between {len(known)} nodes are known, which say too little")
+        return
+    usual_ms = median_low(known.values())
+    far = {name: took for name, took in known.items() if took > max(FAR_MS, FAR_FACTOR * usual_ms)}
+    if not far:
+        yield passed(
+            "far node", "pool", f"a round trip between nodes takes {usual_ms:.2f} ms, none is far off"
+        )
+    for name, took_ms in far.items():
+        text = f"a round trip to other nodes takes {took_ms:.2f} ms, between others {usual_ms:.2f} ms"
+        fix = "see the load and the network of its host (`mtr` from another node); who reads its blocks waits this long"
+        yield warned("far node", name, text, fix)
 
 
 def _lost(pool: PoolFacts) -> dict[str, list[str]]:

@@ -6,6 +6,7 @@ import { el, put } from "./dom.js";
 import { clock } from "./format.js";
 import { instances } from "./instances.js";
 import { listen } from "./live.js";
+import { network } from "./network.js";
 import { overview } from "./overview.js";
 import { pool } from "./pool.js";
 import { prefixes } from "./prefixes.js";
@@ -16,7 +17,7 @@ import { tenants } from "./tenants.js";
 import { usage } from "./usage.js";
 
 const PAGES = [["overview", "Overview", overview], ["requests", "Requests", requests], ["pool", "Pool", pool], ["instances", "Instances", instances], ["prefixes", "Prefixes", prefixes], ["tenants", "Tenants", tenants],
-  ["configuration", "Configuration", configuration], ["doctor", "Doctor", doctor]];
+  ["configuration", "Configuration", configuration], ["doctor", "Doctor", doctor], ["network", "Network", network]];
 const TENANT_PAGES = [["usage", "Usage", usage]];
 const RENEW_MS = 5 * 60 * 1000;
 const THEMES = ["auto", "light", "dark"];
