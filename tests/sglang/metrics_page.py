@@ -8,7 +8,7 @@ from tests.sglang.package import need_sglang
 
 need_sglang()
 
-LABELS = {"model_name": "tiny"}
+LABELS = {"model_name": "tiny", "moe_ep_rank": 1}
 
 
 def main() -> None:

@@ -123,7 +123,6 @@ def server() -> Iterator[str]:
     http_server._global_state = SimpleNamespace(tokenizer_manager=manager)
     app: Any = http_server.app
     add_api_key_middleware(app, api_key=KEY, admin_api_key=None)
-    app.router.lifespan_context = None
     with get_context().override_server_args():
         running = uvicorn.Server(uvicorn.Config(app, port=port, lifespan="off", log_level="error"))
         thread = threading.Thread(target=running.run)
@@ -135,6 +134,7 @@ def server() -> Iterator[str]:
     http_server._global_state = before
 
 
+@pytest.mark.filterwarnings("ignore")  # FastAPI's, of what SGLang uses of it
 def test_health_and_models_of_sglangs_own_server(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false")
 
