@@ -28,6 +28,7 @@ from mooncache.config.serving import (
     EndpointPickerSection,
     GatewaySection,
     HfSection,
+    SglangSection,
     TracingSection,
     VllmSection,
     WorkerSection,
@@ -70,6 +71,8 @@ class Config(Section):
     """The supervisor beside one engine."""
     vllm: VllmSection = VllmSection()
     """How a worker starts vLLM."""
+    sglang: SglangSection = SglangSection()
+    """How a worker starts SGLang."""
     hf: HfSection = HfSection()
     """The small engine on Hugging Face transformers."""
     connector: ConnectorSection = ConnectorSection()

@@ -184,8 +184,10 @@ class WorkerSection(Section):
     """Name of the instance, stable over restarts; empty makes one from host name and port."""
     role: Literal["prefill", "decode", "both"] = "both"
     """Role of the instance at the start; the conductor may switch it."""
-    engine: str = Field(default="vllm", pattern=r"^(vllm|hf|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=256)
-    """Which engine: vllm, hf, or package.module:Class for an adapter of your own."""
+    engine: str = Field(
+        default="vllm", pattern=r"^(vllm|sglang|hf|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$", max_length=256
+    )
+    """Which engine: vllm, sglang, hf, or package.module:Class for an adapter of your own."""
     model: str = ""
     """Folder of the model, or its id on a hub; empty builds a small one with random weights."""
     model_name: str = Field(default="", max_length=256)
@@ -237,6 +239,25 @@ class VllmSection(Section):
     """Hosts from which vLLM may fetch images, audio and video that requests name by URL; empty allows none."""
     extra_args: Words = ()
     """Further arguments of `vllm serve`, separated by commas."""
+
+
+class SglangSection(Section):
+    """How a worker starts SGLang."""
+
+    dtype: str = "auto"
+    """Type of weights."""
+    max_model_len: int = Field(default=0, ge=0)
+    """Longest prompt and answer together, in tokens; 0 means the model's."""
+    page_tokens: int = Field(default=64, ge=1, le=4096)
+    """Tokens of a page."""
+    max_num_seqs: int = Field(default=0, ge=0)
+    """Sequences that run at once; 0 means SGLang's default."""
+    kv_events: bool = True
+    """Let SGLang publish the events of its own prefix cache."""
+    hicache: bool = False
+    """Keep pages in the host's memory and in the pool (HiCache); needs a GPU."""
+    extra_args: Words = ()
+    """Further arguments of `sglang.launch_server`, separated by commas."""
 
 
 class HfSection(Section):

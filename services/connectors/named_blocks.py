@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mooncache.client.keys import Key
 from mooncache.client.results import STORED
 from mooncache.config import ConnectorSection
 from mooncache.errors import OK, DeadlineExceeded, error_for
@@ -37,7 +38,7 @@ class NamedBlocks:
         self._link = link
         self._section = section
 
-    def present(self, names: Sequence[str]) -> list[bool]:
+    def present(self, names: Sequence[Key]) -> list[bool]:
         """For each block whether the pool has it."""
         client, nothing = self._client(), [False] * len(names)
         if client is None or not names:
@@ -50,7 +51,7 @@ class NamedBlocks:
         self._link.succeeded()
         return list(found.present)
 
-    def load(self, names: Sequence[str], destinations: Sequence[Pieces]) -> list[int | None]:
+    def load(self, names: Sequence[Key], destinations: Sequence[Pieces]) -> list[int | None]:
         """Bytes of each block that came, None for one that did not: then its destination is undefined."""
         client, nothing = self._client(), [None] * len(names)
         if client is None or not names:
@@ -65,7 +66,7 @@ class NamedBlocks:
             size if code == OK else None for code, size in zip(result.codes, result.sizes_bytes, strict=True)
         ]
 
-    def save(self, names: Sequence[str], values: Sequence[Pieces]) -> SavedBlocks:
+    def save(self, names: Sequence[Key], values: Sequence[Pieces]) -> SavedBlocks:
         """Store blocks. What is there already counts as stored: equal names mean equal bytes."""
         client, nothing = self._client(), [False] * len(names)
         if client is None or not names:

@@ -194,6 +194,17 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/sglang.md", "mooncache up --engine none"): Cannot(
         "SGLang's server needs a GPU", ("tests/sglang/test_controller.py", "tests/sglang/test_round_trip.py")
     ),
+    (
+        "docs/sglang.md",
+        "python -m sglang.launch_server --model-path Qwen/Qwen3-8B --disaggregation-mode",
+    ): Cannot(
+        "SGLang's server needs a GPU",
+        ("tests/sglang/test_handover_processes.py", "tests/sglang/test_handover_plugin.py"),
+    ),
+    ("docs/sglang.md", "MOONCACHE_WORKER_ENGINE=sglang mooncache worker"): Cannot(
+        "SGLang's server needs a GPU",
+        ("tests/sglang/test_worker_reads.py", "tests/worker/test_sglang_adapter.py"),
+    ),
     ("docs/sglang.md", "python3 -m venv sglang-env"): Cannot(
         "downloads gigabytes; its tests run where the package is", ("tests/sglang/test_controller.py",)
     ),

@@ -8,10 +8,9 @@ size and rank. A draft model is in it by its name and settings; its weights are 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from mooncache.connectors.vllm.core.config_digest import (
 from mooncache.kvcache import identity
 from mooncache.kvcache.memory import LayerLayout
 from mooncache.kvcache.passport import Passport
-from mooncache.whole_file import AS_UMASK_SAYS, write_whole
 
 
 def engine_version() -> str:
@@ -167,13 +165,3 @@ def in_memory(passport: Passport, weights: Sequence[str], generation: int = 0) -
     content = [*weights, *([f"generation {generation}"] if generation else [])]
     digest = f"{passport.weights_digest}/{identity.digest_of(content)}"
     return replace(passport, weights_digest=digest)
-
-
-def write_passport(path: Path, passport: Passport, **facts: object) -> None:
-    """Write the hand-over file for the worker beside the engine; whole or not at all.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"passport": asdict(passport), **facts}), mode=AS_UMASK_SAYS)

@@ -12,6 +12,7 @@ import threading
 import time
 from typing import Any
 
+from mooncache.connectors.passport_file import write_passport
 from mooncache.connectors.vllm.contents import Contents
 from mooncache.connectors.vllm.core.book import RequestBook
 from mooncache.connectors.vllm.core.engine_request import (
@@ -26,7 +27,7 @@ from mooncache.connectors.vllm.core.kv_parts import passports_of, weights_named
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached
 from mooncache.connectors.vllm.core.request import TOKENS_ALONE, BlockTransfer, RequestContent
 from mooncache.connectors.vllm.core.step_times import StepTimes
-from mooncache.connectors.vllm.engine_passport import in_memory, write_passport
+from mooncache.connectors.vllm.engine_passport import in_memory
 from mooncache.connectors.vllm.messages import (
     Handshake,
     LoadEnd,
@@ -164,8 +165,7 @@ class SchedulerSide:
 
     def _tell_passport(self) -> None:
         """The worker beside the engine, and by it gateways and conductor, learn the passport from its file."""
-        path = self._settings.passport_path
-        if path is None or not self._files:
+        if (path := self._settings.passport_path) is None or not self._files:
             return
         try:
             write_passport(path, self._passports()[self._groups.lead], **self._handshakes[0].facts)

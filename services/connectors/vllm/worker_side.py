@@ -18,6 +18,7 @@ from typing import Any
 from mooncache.client.figures import Figures, figures, growth
 from mooncache.client.keys import split_keys
 from mooncache.config import load
+from mooncache.connectors.passport_file import write_passport
 from mooncache.connectors.vllm.core.groups import KvGroups, groups_of
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.kv_parts import RankParts
@@ -28,7 +29,6 @@ from mooncache.connectors.vllm.engine_passport import (
     engine_version,
     in_memory,
     shard_of,
-    write_passport,
 )
 from mooncache.connectors.vllm.messages import Handshake, LoadEnd, SaveEnd, StepOrders, StepReport
 from mooncache.connectors.vllm.part_memory import (

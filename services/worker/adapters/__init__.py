@@ -10,6 +10,7 @@ from mooncache.worker.adapters.base import EngineAdapter
 
 _HOMES = {
     "vllm": "mooncache.worker.adapters.vllm:VllmAdapter",
+    "sglang": "mooncache.worker.adapters.sglang:SglangAdapter",
     "hf": "mooncache.worker.adapters.hf:HfAdapter",
 }
 

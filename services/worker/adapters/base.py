@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from mooncache.config import Config
-from mooncache.worker.core.load import MetricNames
+from mooncache.worker.core.facts import EngineFacts, facts_from_http
+from mooncache.worker.core.load import MetricNames, read_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,15 @@ class EngineAdapter(ABC):
     kv_events: ClassVar[bool] = False
     """Whether it can publish events of its prefix cache (vLLM's ZeroMQ protocol)."""
 
+    info_path: ClassVar[str] = "/version"
+    """Where its HTTP server says what it is."""
+
     def __init__(self, config: Config) -> None:
         self.config = config
+
+    def facts(self, models: object, info: object, page: str) -> EngineFacts:
+        """What a running engine says of itself: its /v1/models, the answer of `info_path`, its /metrics."""
+        return facts_from_http(models, info, read_labels(page, "vllm:cache_config_info"))
 
     @abstractmethod
     def command(self, launch: Launch) -> Command:

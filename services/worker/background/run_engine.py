@@ -27,11 +27,9 @@ from mooncache.worker.core.facts import (
     FILE_BYTES_MAX,
     EngineFacts,
     facts_from_file,
-    facts_from_http,
     merged,
     model_of,
 )
-from mooncache.worker.core.load import read_labels
 from mooncache.worker.core.own_cache import OwnCache
 from mooncache.worker.engine_http import NOTHING_LISTENS
 from mooncache.worker.process import EngineProcess
@@ -280,7 +278,7 @@ async def learn(state: WorkerState) -> None:
             if state.clock.now_s() < state.facts_wait_s:
                 return
     models = await state.http.json(state.url, "/v1/models", _ASK_TIMEOUT_S)
-    version = await state.http.json(state.url, "/version", _ASK_TIMEOUT_S)
+    info = await state.http.json(state.url, state.adapter.info_path, _ASK_TIMEOUT_S)
     page = await state.http.metrics(state.url, _ASK_TIMEOUT_S) or ""
     if state.attached:
         name, root = model_of(models)
@@ -289,8 +287,7 @@ async def learn(state: WorkerState) -> None:
         set_model(state, state.config.worker.model or root or name)
         state.model_name = state.config.worker.model_name or name
         state.events = await event_sources(state)
-    found = facts_from_http(models, version, read_labels(page, "vllm:cache_config_info"))
-    state.facts = merged(said or EngineFacts(), found)
+    state.facts = merged(said or EngineFacts(), state.adapter.facts(models, info, page))
     passport = state.facts.passport
     if passport is None:
         log.warning(

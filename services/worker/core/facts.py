@@ -71,6 +71,18 @@ def facts_from_http(models: object, version: object, cache_config: Mapping[str, 
     )
 
 
+def facts_from_server_info(models: object, info: object) -> EngineFacts:
+    """Facts from GET /v1/models and from SGLang's GET /server_info."""
+    found = info.get("version") if isinstance(info, dict) else ""
+    return EngineFacts(
+        block_tokens=number(info, "page_size"),
+        kv_capacity_tokens=number(info, "max_total_num_tokens"),
+        max_model_tokens=number(_first_model(models), "max_model_len") or number(info, "context_length"),
+        max_sequences=number(info, "max_running_requests"),
+        engine_version=found[:128] if isinstance(found, str) else "",
+    )
+
+
 def merged(first: EngineFacts, second: EngineFacts) -> EngineFacts:
     """What the first says, and what only the second says."""
     fields = EngineFacts.__dataclass_fields__

@@ -143,7 +143,7 @@ def _stored(fields: dict[str, object]) -> Stored:
         parent=None if parent is None else _hash(parent),
         tokens=tokens,
         block_tokens=size,
-        extra_keys=_extra_keys(fields.get("extra_keys"), len(hashes)),
+        extra_keys=_extra_keys(fields, parent, len(hashes)),
         lora=lora,
         own=_own(fields),
     )
@@ -169,9 +169,12 @@ def _hash(value: object) -> BlockHash:
     raise TypeError("a block hash")
 
 
-def _extra_keys(value: object, count: int) -> tuple[tuple[object, ...], ...]:
+def _extra_keys(fields: dict[str, object], parent: object, count: int) -> tuple[tuple[object, ...], ...]:
+    """As vLLM says them; SGLang has the salt of a prompt in a field of its own, in the events of all its blocks."""
+    value, salt = fields.get("extra_keys"), fields.get("cache_salt")
     if value is None:
-        return ((),) * count
+        first: tuple[object, ...] = (salt,) if salt and parent is None else ()
+        return (first, *((),) * (count - 1))[:count]
     if not isinstance(value, list) or len(value) != count:
         raise ValueError("extra_keys")
     found = []

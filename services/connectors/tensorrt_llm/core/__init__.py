@@ -1,0 +1,1 @@
+"""What the connector decides, without the engine."""
