@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -230,7 +229,7 @@ class StoreNodeService(Service):
             Duty("keep_quarantine", lambda: keep_quarantine.run(quarantine, self.clock)),
             Duty("tend_tenants", lambda: tend_tenants.run(tenants, self.clock)),
             Duty("keep_membership", lambda: keep_membership.run(state)),
-            Duty("follow_map", lambda: follow_map.run(state, partial(call_native, server.set_cluster_map))),
+            Duty("follow_map", lambda: follow_map.run(state, server.set_cluster_map)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
             Duty("release_spares", lambda: release_spares.run(state)),
             Duty("relay_native_log", lambda: relay_native_log.run(server, self.clock)),

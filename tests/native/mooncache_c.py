@@ -89,7 +89,7 @@ class Pool:
 
     def put(self, key: bytes, *parts: bytes) -> int:
         memory = [c.create_string_buffer(part, len(part)) for part in parts]
-        slices = (MemorySlice * len(parts))(*[(c.addressof(part), len(part)) for part in memory])
+        slices = (MemorySlice * len(parts))(*[MemorySlice(c.addressof(part), len(part)) for part in memory])
         block, outcome = Block((c.c_uint8 * 32)(*key), slices, len(parts)), Outcome()
         code = self.lib.mooncache_put(
             self.client, c.byref(block), c.c_size_t(1), 1, TIMEOUT_MS, c.byref(outcome)

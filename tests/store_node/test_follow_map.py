@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -90,7 +89,10 @@ def test_the_native_server_takes_every_field_and_refuses_what_is_none() -> None:
     nodes = follow_map.nodes_of(view_of_map(cluster_map))
     assert nodes[0]["labels"] == [("zone", "a")]
     server = _native.StoreServer({"secret": bytes(32), "capacity_bytes": 4 << 20, "huge_pages": False})
-    take = partial(call_native, server.set_cluster_map)
+
+    def take(term: int, epoch: int, rows: list[dict[str, object]]) -> None:
+        call_native(server.set_cluster_map, term, epoch, rows)
+
     take(3, 4, nodes)
     take(3, 5, [{**nodes[0], "state": "of a newer master"}])
     take(3, 6, [])

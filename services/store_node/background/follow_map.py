@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mooncache.client.map_keeper import MapKeeper
+from mooncache.client.native_call import call_native
 from mooncache.client.results import ClusterView
 from mooncache.errors import MooncacheError
 from mooncache.runtime.logs import Event, get_logger
@@ -20,7 +21,7 @@ PAUSE_S: Final = 0.5  # between two maps: a cluster that starts makes one for ea
 log = get_logger(__name__)
 
 Publish = Callable[[int, int, list[dict[str, object]]], None]
-"""Term, epoch and nodes of a map. Raises MooncacheError for a map beyond the limits of the data plane."""
+"""Term, epoch and nodes of a map, for the native server, which refuses one beyond the limits of the data plane."""
 
 
 def nodes_of(view: ClusterView) -> list[dict[str, object]]:
@@ -52,7 +53,7 @@ async def run(state: StoreNodeState, publish: Publish) -> None:
     def apply(_carried_over: ClusterView) -> None:
         known = keeper.known
         try:
-            publish(known.term, known.epoch, nodes_of(known))
+            call_native(publish, known.term, known.epoch, nodes_of(known))
         except MooncacheError as error:
             log.warning(Event.NODE_MAP_REFUSED, term=known.term, epoch=known.epoch, reason=error.message)
 
