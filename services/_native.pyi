@@ -322,6 +322,11 @@ class StoreServer:
         What the writer writes becomes visible again; refuse_s of 4294967295 has no end before this call.
         """
 
+    def set_cluster_map(self, term: int, epoch: int, nodes: list[dict[str, object]]) -> None:
+        """
+        What the node answers from now on when a peer asks which nodes there are.
+        """
+
 def store_growth_benchmark(from_blocks: int, to_blocks: int) -> dict[str, float]:
     """
     Fills a store of small blocks: the longest put between these two counts, in processor time and by the clock, and the mean.

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "mooncache/crc32c.h"
+#include "wire/cluster_map.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 #include "wire/ranges.h"
@@ -178,6 +179,17 @@ void engine_descriptor(Bytes bytes) {
   request<wire::EngineDescriptor>(sound.view());
 }
 
+// What a page says is within the limits of a map, so that a map made of pages is, too.
+void cluster_map(Bytes bytes) {
+  Reader reader(bytes);
+  if (const auto page = wire::ClusterMapResponse::decode(reader)) {
+    require(page->nodes.size() <= wire::kMaxItems);
+    require(page->first + page->nodes.size() <= page->node_count);
+    for (const MapNode& node : page->nodes) require(wire::map_valid({1, 1, {node}}));
+  }
+  response<wire::ClusterMapResponse>(bytes);
+}
+
 using Target = void (*)(Bytes);
 // The order is the corpus's: new ones go to the end.
 constexpr Target kTargets[] = {
@@ -223,6 +235,8 @@ constexpr Target kTargets[] = {
     request<wire::OpenRangesRequest>,
     response<wire::MappedRegion>,
     engine_descriptor,
+    request<wire::ClusterMapRequest>,
+    cluster_map,
 };
 
 }  // namespace

@@ -95,6 +95,20 @@ DESCRIPTOR = (
     + text("/run/engine/socket")
     + counted(struct.pack("<QQB", 1 << 40, 1 << 20, 5) + text("kv"))
 )
+MAP_NODE = (
+    struct.pack("<IQBBHQd", 3, 9, 0, 1, 7801, 1 << 30, 0.5)
+    + text("node-3")
+    + text("host")
+    + text("127.0.0.1")
+    + text("/run/node/socket")
+    + text("memory")
+    + struct.pack("<H", 1)
+    + text("zone")
+    + text("a")
+)
+MAP_PAGE = struct.pack("<QQII", 2, 5, 9, 7)
+MAP_RECORD = struct.pack("<H", len(MAP_NODE)) + MAP_NODE
+LATER_RECORD = struct.pack("<H", len(MAP_NODE) + 4) + MAP_NODE + b"more"
 # Of decoders that have no seed before them: their numbers.
 ENGINE_SEEDS: list[tuple[int, str, bytes]] = [
     (37, "engine_ranges", counted(ENGINE_RANGE, ENGINE_RANGE)),
@@ -103,6 +117,9 @@ ENGINE_SEEDS: list[tuple[int, str, bytes]] = [
     (40, "mapped_region", struct.pack("<QQB", 1 << 40, 1 << 20, 1)),
     (41, "engine_descriptor", DESCRIPTOR + struct.pack("<I", crc32c(DESCRIPTOR))),
     (41, "engine_descriptor_body", DESCRIPTOR),
+    (42, "cluster_map_request", struct.pack("<QQI", 2, 5, 7)),
+    (43, "cluster_map_page", MAP_PAGE + counted(MAP_RECORD, LATER_RECORD)),
+    (43, "cluster_map_known", struct.pack("<QQIII", 2, 5, 9, 0, 0)),
 ]
 
 STREAM = frame(20, b"") + frame(4, counted(KEY + struct.pack("<QQ", 0, 4096))) + frame(20, b"")

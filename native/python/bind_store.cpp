@@ -554,6 +554,7 @@ void bind_store(nb::module_& m) {
           .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
                "Fault injection for tests: flips one stored bit. Returns a code.");
   bind_writers(server);
+  bind_cluster_map(server);
   m.def(
       "store_growth_benchmark", &growth_benchmark, "from_blocks"_a, "to_blocks"_a,
       "Fills a store of small blocks: the longest put between these two counts, in processor time and by the "

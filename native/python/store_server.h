@@ -8,5 +8,6 @@
 namespace mooncache::python {
 
 void bind_writers(nanobind::class_<StoreServer>& server);
+void bind_cluster_map(nanobind::class_<StoreServer>& server);
 
 }  // namespace mooncache::python

@@ -57,6 +57,7 @@ def view_of_node(node: common_pb2.NodeInfo) -> NodeView:
         rails=tuple(f"{rail.device}:{rail.port}" for rail in node.rails if rail.up),
         tier=tier,
         arena=arena,
+        labels=tuple(sorted(node.labels.items())),
     )
 
 
@@ -113,18 +114,25 @@ class MapKeeper:
         clock: Clock,
         rng: random.Random,
         wait_s: float = WAIT_S,
+        pause_s: float = 0.0,
     ) -> None:
+        """pause_s: between two questions, for those who need not have every map."""
         self._link = link
         self._apply = apply
         self._clock = clock
         self._backoff = Backoff(rng, first_s=0.1, cap_s=2.0)
-        self._wait_s = wait_s
+        self._wait_s, self._pause_s = wait_s, pause_s
         self._known = ClusterView()  # as the master sent it
         self._terms = Terms()
         self._carried: tuple[NodeView, ...] = ()
         self._carry_until_s = 0.0
         self.view = ClusterView()
         self.last_error: MooncacheError | None = None
+
+    @property
+    def known(self) -> ClusterView:
+        """The newest map as the master published it, without what is carried over."""
+        return self._known
 
     async def fetch(self, timeout_s: float) -> ClusterView:
         """Get and apply the map now.
@@ -166,7 +174,9 @@ class MapKeeper:
                 await self._clock.sleep(self._backoff.next_s())
                 continue
             self._backoff.reset()
-            await self._clock.sleep(0)  # a master that answers at once must not starve the loop
+            await self._clock.sleep(
+                self._pause_s
+            )  # also 0: a master that answers at once must not starve the loop
 
     def _take(self, cluster_map: common_pb2.ClusterMap) -> bool:
         """Apply a map, unless it is not newer, or comes from a leader whose time seems to be over."""

@@ -267,6 +267,8 @@ class NodeView:
     """Tier of the node's blocks: a value of BlockTier, or "tier-N" of a newer node."""
     arena: str = ""
     """Kind of memory that the blocks lie in: "memory", "gpu", "dax", ...; empty when the node did not say."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Where the node is, as (name, value), sorted by name: "zone", "rack" and what else people name."""
 
 
 class TransportState(StrEnum):

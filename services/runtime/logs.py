@@ -66,6 +66,7 @@ class Event(enum.StrEnum):
     NODE_QUARANTINE_CHANGED = "node.quarantine_changed"  # whose blocks are refused; `writers`
     NODE_QUARANTINE_NOT_KEPT = "node.quarantine_not_kept"  # its file was not read or written; `reason`
     NODE_WRITERS_NOT_KEPT = "node.writers_not_kept"  # writers' names were not read or written; `reason`
+    NODE_MAP_REFUSED = "node.map_refused"  # a cluster map that the data plane cannot carry; `reason`
     NODE_REGISTERED = "node.registered"  # a store node registered with the master
     NODE_STATE_CHANGED = "node.state_changed"  # the master moved a node to another state
     NODE_DATA_PLANE = "node.data_plane"  # an event of the native server; `what` names it

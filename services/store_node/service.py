@@ -27,6 +27,7 @@ from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, Handler, R
 from mooncache.runtime.service import Service
 from mooncache.runtime.tls import channel_credentials
 from mooncache.store_node.background import (
+    follow_map,
     keep_membership,
     keep_quarantine,
     keep_writers,
@@ -229,6 +230,7 @@ class StoreNodeService(Service):
             Duty("keep_quarantine", lambda: keep_quarantine.run(quarantine, self.clock)),
             Duty("tend_tenants", lambda: tend_tenants.run(tenants, self.clock)),
             Duty("keep_membership", lambda: keep_membership.run(state)),
+            Duty("follow_map", lambda: follow_map.run(state, server.set_cluster_map)),
             Duty("report_blocks", lambda: report_blocks.run(state)),
             Duty("try_peers", lambda: try_peers.run(state.trials, state.require_surroundings())),
             Duty("release_spares", lambda: release_spares.run(state)),

@@ -84,7 +84,7 @@ def names_in(path: Path) -> frozenset[str]:
 def missing(test: str) -> str:
     """What is wrong with the name of a test, "" when it is there. A story is a test as a whole."""
     place, _, name = test.partition("::")
-    path = ROOT / place if place.startswith("native/") else ROOT / "tests" / place
+    path = ROOT / place if place.startswith("native/tests/") else ROOT / "tests" / place
     if not path.is_file():
         return f"{place}: no such file"
     if path.suffix == ".txt":

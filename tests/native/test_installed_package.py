@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,32 +9,11 @@ import pytest
 import mooncache
 from mooncache import _native
 from mooncache.auth import Token
+from tests.native.building import ROOT, can_build, run
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "release"
-LIBRARIES = ("client", "server", "index", "probe")
-# CMake, and the Ninja that configured the build folder, are packages of this environment.
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 SECRET = bytes(range(32))
 
-pytestmark = pytest.mark.skipif(
-    not all(shutil.which(name, path=PATH) for name in ("cmake", "c++")),
-    reason="needs cmake and a C++ compiler",
-)
-
-
-def run(*command: str | Path, fails: bool = False) -> str:
-    """What a command prints; it has to succeed, or to fail."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        env={**os.environ, "PATH": PATH},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stdout + done.stderr
+pytestmark = pytest.mark.skipif(not can_build(), reason="needs cmake, a C and a C++ compiler")
 
 
 def project(folder: Path, text: str) -> Path:
@@ -56,29 +31,14 @@ def project(folder: Path, text: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not all((BUILD / f"libmooncache_{name}.a").exists() for name in LIBRARIES):
-        pytest.skip("the native libraries are not built; run `make native-test`")
-    made = tmp_path_factory.mktemp("prefix")
-    run("cmake", "--install", BUILD, "--prefix", made, "--component", "mooncache")
-    return made
-
-
-def test_the_example_runs_that_was_built_with_an_installed_prefix(prefix: Path, tmp_path: Path) -> None:
-    source = ROOT / "native" / "examples" / "installed"
-    run("cmake", "-S", source, "-B", tmp_path / "b", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_FLAGS=-O0")
-    run("cmake", "--build", tmp_path / "b")
+def test_the_example_runs_that_was_built_with_an_installed_prefix(programs: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(Token("default", admin=True, key=SECRET).text, encoding="ascii")
     server = _native.StoreServer({"secret": SECRET, "capacity_bytes": 4 << 20, "huge_pages": False})
     server.start()
     try:
         port = server.endpoints()["tcp_port"]
-        assert (
-            run(tmp_path / "b" / "put_get", "127.0.0.1", str(port), token)
-            == "put and got 4096 bytes: equal\n"
-        )
+        assert run(programs / "put_get", "127.0.0.1", str(port), token) == "put and got 4096 bytes: equal\n"
     finally:
         server.stop(2.0)
 

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "mooncache/bytes.h"
+#include "mooncache/cluster_map.h"
 #include "mooncache/gpu.h"
 #include "mooncache/rdma_config.h"
 #include "mooncache/status.h"
@@ -31,8 +32,6 @@
 namespace mooncache {
 
 inline constexpr uint32_t kNoNode = 0xffffffff;
-
-enum class NodeHealth : uint8_t { kActive, kSuspect, kDraining, kDead };
 
 // What the blocks of a node lie in, the fastest first: memory of a GPU, of the processor, behind CXL or on
 // persistent memory, a file on a disk.
@@ -379,6 +378,10 @@ class Client {
   Status stat(std::span<const Key> keys, const CallOptions& options, std::span<BlockStat> stats);
   Result<ListedPage> list(uint32_t node, uint64_t cursor, uint32_t limit, const CallOptions& options);
   Result<NamedValues> node_stat(uint32_t node, const CallOptions& options);
+  // The cluster map as that node knows it; none: it is the one of this term and epoch. UNSUPPORTED: the node
+  // is of an earlier version. MASTER_UNAVAILABLE: it has heard of no master yet.
+  Result<std::optional<ClusterMap>> cluster_map(uint32_t node, uint64_t known_term, uint64_t known_epoch,
+                                                const CallOptions& options);
   // Round trip in microseconds.
   Result<uint64_t> ping(uint32_t node, const CallOptions& options);
 
@@ -421,6 +424,9 @@ class Client {
   // `packed`: for each key u16 count, then count x {u16 node index, u8 tier, u8 0, u64 size}.
   Status learn_locations(std::span<const Key> keys, std::span<const std::byte> packed);
 
+  // How often a node did not answer as it should, since the client was made: its place may be another one
+  // now.
+  uint64_t node_failures() const;
   // Counters by name (stable names, see docs); latencies in microseconds.
   NamedValues stats() const;
   std::vector<LatencyHistogram> latencies() const;

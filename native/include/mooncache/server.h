@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "mooncache/cluster_map.h"
 #include "mooncache/rdma_config.h"
 #include "mooncache/status.h"
 #include "mooncache/store.h"
@@ -154,6 +155,9 @@ class StoreServer {
   Status set_secrets(const std::vector<std::array<std::byte, 32>>& secrets);
   // In the order of set_secrets().
   std::vector<SecretUse> secret_uses() const;
+  // What the node answers from now on when a peer asks which nodes there are; before the first map it has no
+  // answer. INVALID_ARGUMENT: beyond the limits of cluster_map.h; the former map stays.
+  Status set_cluster_map(const ClusterMap& map);
   // Limits of a tenant by name, which it also makes known. INVALID_ARGUMENT for a malformed name,
   // LIMIT_EXCEEDED: too many tenants.
   Status set_limits(const std::string& tenant, const TenantLimits& limits);

@@ -392,6 +392,10 @@ Status Client::learn_locations(std::span<const Key> keys, std::span<const std::b
   return Status::ok();
 }
 
+uint64_t Client::node_failures() const {
+  return impl_->counters.get(Counter::kNodeFailures);
+}
+
 NamedValues Client::stats() const {
   NamedValues values;
   if (impl_->in_child()) return values;

@@ -140,7 +140,12 @@ Status Client::Impl::one_call(uint32_t index, const CallProgram::Call& call, con
   Status answer;
   LaneTask task;
   task.node = map_now->nodes[position];
-  task.make_program = [&](Session&) -> std::unique_ptr<Program> {
+  task.make_program = [&](Session& session) -> std::unique_ptr<Program> {
+    if ((session.node().capabilities & call.needs) != call.needs) {
+      answer = {Code::kUnsupported, "the node is of an earlier version and does not answer " +
+                                        std::string(wire::opcode_name(call.opcode))};
+      return make_refusal();
+    }
     return std::make_unique<CallProgram>(calls, [&](size_t at, const Status& status, Reader& in) {
       if (status) return handler(at, status, in);
       answer = status;

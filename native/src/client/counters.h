@@ -58,6 +58,7 @@ enum class Counter : uint8_t {
   kHedgesWon,
   kHedgesRefused,
   kSlowNodes,
+  kNodeFailures,
   kCount,
 };
 inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> kCounterNames = {
@@ -108,6 +109,7 @@ inline constexpr std::array<const char*, static_cast<size_t>(Counter::kCount)> k
     "hedges_won",
     "hedges_refused",
     "slow_nodes",
+    "node_failures",
 };
 
 enum class Timed : uint8_t { kPut, kGet, kMatch, kControl, kCount };

@@ -43,6 +43,7 @@ class CallProgram final : public Program {
     uint16_t flags = 0;
     std::vector<std::byte> meta;
     std::vector<ConstSlice> payload;
+    uint32_t needs = 0;  // capabilities of the node (AuthResponse), without which it is not asked
   };
   CallProgram(const std::vector<Call>& calls, Handler handler, size_t answered = 0)
       : calls_(calls), handler_(std::move(handler)), sent_(answered), answered_(answered) {}

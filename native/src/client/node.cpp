@@ -255,6 +255,7 @@ Status Node::last_failure() {
 
 void Node::failure(uint64_t now_ms, const Status& status, uint64_t took_ms) {
   const bool refused = status.code == Code::kNodeUnavailable && took_ms < Breaker::kAtOnceMs;
+  counters_.add(Counter::kNodeFailures);
   const std::lock_guard lock(mutex_);
   last_failure_ = status;
   at_rest_ = false;

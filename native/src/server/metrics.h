@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "wire/frame.h"
+
 namespace mooncache::server {
 
 class LoopCounter {
@@ -59,7 +61,7 @@ class LoopHistogram {
   LoopCounter sum_us_;
 };
 
-inline constexpr size_t kOpcodeSlots = 32;
+inline constexpr size_t kOpcodeSlots = wire::kMaxOpcode + 1;
 
 // Why a connection was refused or ended by the node.
 enum class CloseReason : uint8_t {

@@ -259,6 +259,8 @@ Next ping(PeerSession& session, wire::Meta meta);
 // ops_wait.cpp: blocks that are still to come.
 Next wait(PeerSession& session, wire::Meta meta);
 Next give_up(PeerSession& session, wire::Meta meta);
+// ops_map.cpp: the nodes of the cluster.
+Next cluster_map(PeerSession& session, wire::Meta meta);
 // ops_ranges.cpp: memory of a transfer engine.
 Next read_ranges(PeerSession& session, wire::Meta meta);
 Next write_ranges(PeerSession& session, wire::Meta meta);

@@ -117,7 +117,8 @@ Next ops::auth(PeerSession& session, wire::Meta meta) {
   wire::AuthResponse response;
   response.server_mac = wire::auth_mac(false, key, who.server_nonce, who.client_nonce, who.tenant_name);
   response.capabilities = wire::AuthResponse::kCanWait | wire::AuthResponse::kWritesSeveral |
-                          wire::AuthResponse::kHeartbeats | wire::AuthResponse::kPrefetches;
+                          wire::AuthResponse::kHeartbeats | wire::AuthResponse::kPrefetches |
+                          wire::AuthResponse::kHasMap;
   if (config.ranges) response.capabilities = wire::AuthResponse::kEngine;
   if (ops::can_rdma(session)) response.capabilities |= wire::AuthResponse::kCanRdma;
   response.incarnation = config.incarnation;

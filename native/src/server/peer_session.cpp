@@ -52,6 +52,7 @@ const Operation& operation(Opcode opcode) {
     set(Opcode::kMapRegion, {.start = ops::map_region, .of_engine = true});
     set(Opcode::kNotify, {.start = ops::notify, .of_engine = true});
     set(Opcode::kDescribe, {.start = ops::describe, .of_engine = true});
+    set(Opcode::kClusterMap, {.start = ops::cluster_map});
     return all;
   }();
   return table[static_cast<size_t>(opcode)];

@@ -392,6 +392,11 @@ std::vector<SecretUse> StoreServer::secret_uses() const {
   return impl_->shared.secrets.uses();
 }
 
+Status StoreServer::set_cluster_map(const ClusterMap& map) {
+  if (impl_->shared.cluster_map.publish(map)) return Status::ok();
+  return {Code::kInvalidArgument, "the cluster map is beyond the limits of the data plane"};
+}
+
 Status StoreServer::set_limits(const std::string& tenant, const TenantLimits& limits) {
   if (!wire::tenant_name_valid(tenant))
     return {Code::kInvalidArgument, "'" + tenant + "' is not a tenant name"};

@@ -12,6 +12,7 @@
 #include "mooncache/store.h"
 #include "rdma/fabric.h"
 #include "server/event_ring.h"
+#include "server/published_map.h"
 #include "server/secret_ring.h"
 #include "server/wait_table.h"
 #include "store/arena_view.h"
@@ -67,6 +68,7 @@ struct Shared {
   SecretRing secrets;
   TenantTable tenants;
   WaitTable waits;
+  PublishedMap cluster_map;
   EventRing log;
   std::atomic<uint32_t> connections{0};     // open or lingering
   std::atomic<uint64_t> buffered_bytes{0};  // held by connections for what is in hand

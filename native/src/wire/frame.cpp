@@ -82,6 +82,8 @@ std::string_view opcode_name(Opcode opcode) {
       return "NOTIFY";
     case Opcode::kDescribe:
       return "DESCRIBE";
+    case Opcode::kClusterMap:
+      return "CLUSTER_MAP";
   }
   return "UNKNOWN";
 }

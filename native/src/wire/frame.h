@@ -62,8 +62,9 @@ enum class Opcode : uint8_t {
   kMapRegion = 29,    // with descriptors of a region's memory
   kNotify = 30,
   kDescribe = 31,
+  kClusterMap = 32,  // of a store node (wire/cluster_map.h)
 };
-inline constexpr uint8_t kMaxOpcode = 31;
+inline constexpr uint8_t kMaxOpcode = 32;
 inline constexpr uint8_t kResponseBit = 0x80;
 
 // "PUT", "GET", …; "UNKNOWN" for a number without a meaning.

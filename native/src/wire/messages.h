@@ -74,6 +74,7 @@ struct AuthResponse {
   static constexpr uint32_t kHeartbeats = 8;     // it takes WAIT with kFlagHeartbeats
   static constexpr uint32_t kPrefetches = 16;    // it answers PREFETCH
   static constexpr uint32_t kEngine = 32;        // it is a transfer engine: it has ranges, and no blocks
+  static constexpr uint32_t kHasMap = 64;        // it answers CLUSTER_MAP
   Bytes32 server_mac{};
   uint16_t minor = kMinorVersion;
   uint32_t capabilities = 0;

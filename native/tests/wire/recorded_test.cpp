@@ -13,6 +13,7 @@
 #include <map>
 #include <set>
 
+#include "wire/cluster_map.h"
 #include "wire/frame.h"
 #include "wire/messages.h"
 #include "wire/ranges.h"
@@ -350,11 +351,31 @@ Samples of_engines() {
   };
 }
 
+Samples of_maps() {
+  MapNode node;
+  node.index = 3;
+  node.incarnation = 31;
+  node.state = NodeHealth::kDraining;
+  node.rdma = true;
+  node.node_id = "node-3";
+  node.host_id = "host-1";
+  node.tcp_host = "10.0.0.5";
+  node.tcp_port = 7801;
+  node.unix_path = "/run/n";
+  node.arena = "memory";
+  node.free_bytes = 1ull << 33;
+  node.weight = 0.75;
+  node.labels = {{"zone", "a"}};
+  return {{"cluster-map-request", request(Opcode::kClusterMap, ClusterMapRequest{2, 9, 4})},
+          {"cluster-map-response", answered(Opcode::kClusterMap, ClusterMapResponse{2, 9, 8, 4, {node}})}};
+}
+
 // Every message in every form that flags give it, with a value other than its default in every field.
 Samples samples() {
   Samples all = transfers();
   all.merge(questions());
   all.merge(of_engines());
+  all.merge(of_maps());
   return all;
 }
 
