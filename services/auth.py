@@ -33,6 +33,7 @@ import re
 import secrets
 import stat
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -59,6 +60,7 @@ _FINGERPRINT_BYTES: Final = 6
 _FILE_BYTES_MAX: Final = 4096
 _FILE_HEAD: Final = re.compile(r"mooncache-tokens 1 (incoming|outgoing)")
 _FILE_END: Final = "end"
+_TENANT_IDS_MAX: Final = 4096  # that are kept, by name
 TOKENS_MAX: Final = 2
 """Cluster tokens that are valid at a time."""
 _TOKEN_CHARS_MAX: Final = 256
@@ -207,6 +209,7 @@ def check_tenant_name(tenant: str) -> str:
     return tenant
 
 
+@lru_cache(maxsize=_TENANT_IDS_MAX)
 def tenant_id(tenant: str) -> int:
     """Number of a tenant in reports and on nodes: first eight bytes, little endian, of the name's hash."""
     return int.from_bytes(plain_hash(check_tenant_name(tenant).encode())[:8], "little")

@@ -347,7 +347,7 @@ def _make(stream: TextIO, level: str, log_format: LogFormat, *before: Any) -> An
     human = log_format == "console" or (log_format == "auto" and stream.isatty())
     colors = human and stream.isatty()
     lines = _lines(stream)
-    return structlog.wrap_logger(
+    logger = structlog.wrap_logger(
         structlog.PrintLogger(cast("TextIO", lines)),
         processors=[
             *before,
@@ -361,6 +361,7 @@ def _make(stream: TextIO, level: str, log_format: LogFormat, *before: Any) -> An
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         cache_logger_on_first_use=False,
     )
+    return logger.bind()  # else each line, also one of a level that is off, would make a logger first
 
 
 _chosen: list[Any] = []  # at most one: what `setup` made

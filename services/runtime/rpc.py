@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -54,8 +55,9 @@ class Method:
     response_class: type[Message]
 
 
-def methods_of(service: ServiceDescriptor) -> dict[str, Method]:
-    """The RPCs of a service by name."""
+@cache
+def methods_of(service: ServiceDescriptor) -> Mapping[str, Method]:
+    """The RPCs of a service by name. Made once, as each connection asks for it."""
     return {
         method.name: Method(
             name=method.name,

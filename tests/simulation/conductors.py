@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from mooncache import _native, errors
+from mooncache.auth import DEFAULT_TENANT, tenant_id
 from mooncache.client.keys import split_keys
 from mooncache.client.results import BlockCopy, MatchResult, NodeView, Prefetched
 from mooncache.conductor.background.duties import conductor_duties
@@ -165,6 +166,4 @@ class PoolView:
 
 def world_name(key: bytes) -> tuple[int, bytes]:
     """A block of the engines: they share the default tenant."""
-    from mooncache.auth import DEFAULT_TENANT, tenant_id
-
     return tenant_id(DEFAULT_TENANT), key

@@ -62,6 +62,7 @@ class ModelStore:
         self.overflow = False
         self.is_draining = False
         self.closed: set[str] = set()  # connections that have ended
+        self._read_by: dict[str, list[Held]] = {}  # connection -> blocks that it has pinned
 
     # --- NodeCore
 
@@ -167,6 +168,7 @@ class ModelStore:
         if held is None:
             raise errors.NotFound("The block is not here.")
         held.pins[line] += 1  # until the connection gives it back, or ends
+        self._read_by.setdefault(line, []).append(held)
         return held.extent
 
     def read(self, line: str, extent: int) -> Bytes:
@@ -184,7 +186,7 @@ class ModelStore:
         self.closed.add(line)
         for key in [key for key in self.reserved if key[0] == line]:
             self._give_back(key[1], self.reserved.pop(key))
-        for held in self.held.values():
+        for held in self._read_by.pop(line, ()):
             held.pins.pop(line, None)
 
     def close_lines(self, client: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import random
 from collections import Counter
@@ -46,6 +47,13 @@ class Trace:
         return self._hash.hexdigest()
 
 
+class _Gate:
+    """Who calls, by the real check, once for each token: those of a world are never replaced."""
+
+    def __init__(self) -> None:
+        self.identify = functools.cache(Authenticator(CLUSTER).identify)
+
+
 class SimNetwork(MemoryNetwork):
     """All addresses of one world."""
 
@@ -54,6 +62,7 @@ class SimNetwork(MemoryNetwork):
         self.trace = trace
         self.calls: Counter[str] = Counter()  # delivered, by method
         self.slow_links: dict[str, float] = {}  # address -> seconds more for every message to it
+        self._gate = _Gate()
         self._homes: dict[str, Process] = {}
         self._answers: dict[str, set[asyncio.Future[bytes]]] = {}
         self._data_calls: dict[str, set[asyncio.Future[Any]]] = {}
@@ -62,7 +71,7 @@ class SimNetwork(MemoryNetwork):
         """A process listens at an address."""
         self._homes[address] = process
         if runner is not None:  # else it takes calls of the data plane alone
-            self._servers[address] = runner, Authenticator(CLUSTER)
+            self._servers[address] = runner, self._gate
 
     def reset(self, address: str) -> None:
         """The process is gone: connections to it break."""

@@ -56,6 +56,11 @@ def config_of(conductors: str, masters: str, election: str) -> Config:
     return load(env={}, overrides=settings)
 
 
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class ProcessClock:
     """The clocks of one process, at a rate of their own; the wall clock of its host may be wrong, and jump."""
 
@@ -69,7 +74,17 @@ class ProcessClock:
         return WALL_START_S + self.now_s() + self._process.wall_offset_s
 
     async def sleep(self, delay_s: float) -> None:
-        await asyncio.sleep(max(0.0, delay_s))
+        """As `asyncio.sleep`, which most callbacks of a run come from."""
+        if delay_s <= 0.0:
+            await asyncio.sleep(0.0)
+            return
+        loop = self._process.loop
+        woken = loop.create_future()
+        timer = loop.call_later(delay_s, _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
 
 
 @dataclass(slots=True)
