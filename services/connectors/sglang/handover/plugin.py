@@ -74,6 +74,6 @@ def add_member(enum: type[Enum], name: str, value: str) -> Enum:
         raise ConfigInvalid(
             f"A transfer backend cannot be added to SGLang's under this Python: {error}."
         ) from None
-    if enum(value) is not member or getattr(enum, name) is not member:
+    if not all(found is member for found in (enum(value), getattr(enum, name))):
         raise ConfigInvalid("A transfer backend cannot be added to SGLang's under this Python.")
     return member
