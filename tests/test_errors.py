@@ -57,6 +57,7 @@ def test_retryable_codes_are_the_agreed_ones() -> None:
         708,
         711,
         712,
+        715,
     }
 
 
