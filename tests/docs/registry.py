@@ -77,7 +77,11 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ),
     ("docs/cpp.md", "cmake -S native"): Cannot(
         "compiles everything, which takes minutes",
-        instead=("tests/native/test_installed_package.py", "tests/data_plane/test_example.py"),
+        instead=(
+            "tests/native/test_installed_package.py",
+            "tests/native/test_cluster_client.py",
+            "tests/data_plane/test_example.py",
+        ),
     ),
     ("docs/grpc.md", "PROTOS=$(python -c"): By(
         "tests/conductor/test_grpc_for_others.py::test_a_plan_its_report_and_its_record_in_plain_grpcio"
