@@ -11,19 +11,24 @@ from typing import Any, Final
 from unittest import mock
 
 from mooncache import errors
+from mooncache.conductor.core.adoption import CarriedDecisions
 from mooncache.conductor.core.fleet_book import FleetBook
+from mooncache.conductor.core.work import WorkBook
+from mooncache.conductor.ops.resume_requests import UNNAMED_AFTER_S
 from mooncache.coordination.lease import LeaseCoordinator
 from mooncache.coordination.lease_object import changed
 from mooncache.gateway.app import Endpoint
 from mooncache.gateway.core.report_queue import ReportQueue
-from mooncache.gateway.shell.conductor import Conductor
+from mooncache.gateway.shell.conductor import Conductor, RequestPlanner
 from mooncache.master.core.directory import Directory
 from mooncache.master.core.reports import NodeReports
 from mooncache.master.shell.trimming import Trimming
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.tasks import wait_for_event
 from mooncache.store_node.core.report_planner import ReportKind, ReportPlanner
+from tests.master.stories.memory_etcd import MemoryEtcd
 from tests.simulation.model_store import ModelStore
+from tests.simulation.scheduler import current_process
 
 OF_SERVING: Final = {
     "lost-end",
@@ -33,6 +38,10 @@ OF_SERVING: Final = {
     "standby-misses-ends",
     "work-counted-on",
     "tenant-counted-on",
+    "old-plan-forgotten",
+    "unused-plan-counted",
+    "own-decisions-kept",
+    "standby-keeps-unnamed",
 }
 """Bugs that only seeds with conductors and gateways can find."""
 REAL, MODEL = "real", "model"
@@ -217,7 +226,7 @@ def reports_not_repeated(stack: contextlib.ExitStack) -> None:
 
 @planted(REAL)
 def plan_not_given_back(stack: contextlib.ExitStack) -> None:
-    """A client leaves while the conductor is asked, and the plan is kept as work under way."""
+    """A client leaves while the conductor is asked, and the plan is kept."""
     _replace(stack, Conductor, "_give_back", lambda self, request_id, code, call: None)
 
 
@@ -267,6 +276,64 @@ def tenant_counted_on(stack: contextlib.ExitStack) -> None:
             leave(self, exchange)
 
     _replace(stack, Endpoint, "_leave", unless_gone)
+
+
+# --- what the simulation once found, with what mended it taken away
+
+
+@planted(REAL)
+def old_plan_forgotten(stack: contextlib.ExitStack) -> None:
+    """A gateway that chooses an instance itself does not give the conductor's plan back."""
+    _replace(stack, RequestPlanner, "take", lambda self, plan: setattr(self, "plan", plan))
+
+
+@planted(REAL)
+def unused_plan_counted(stack: contextlib.ExitStack) -> None:
+    """A gateway whose old leg answers after all reports its end under the old plan, though a new one was made."""
+    take, offered = RequestPlanner.take, "_offered"
+
+    def at_last(self: Any, plan: Any) -> None:
+        if not plan.decision_id or plan is getattr(self, offered, None):
+            take(self, plan)
+        setattr(self, offered, plan)
+
+    _replace(stack, RequestPlanner, "take", at_last)
+
+
+@planted(REAL)
+def own_decisions_kept(stack: contextlib.ExitStack) -> None:
+    """A conductor that leads again counts its own decisions of before, when no gateway names them."""
+    unnamed = WorkBook.unnamed
+
+    def young_ones_stay(self: Any, gateway_run: int, named: frozenset[str], before_s: float) -> list[str]:
+        process = current_process()
+        now_s = process.loop.virtual_now_s * process.rate
+        return unnamed(self, gateway_run, named, min(before_s, now_s - UNNAMED_AFTER_S))
+
+    _replace(stack, WorkBook, "unnamed", young_ones_stay)
+
+
+@planted(REAL)
+def standby_keeps_unnamed(stack: contextlib.ExitStack) -> None:
+    """A standby counts on what gateways do not name to its leader."""
+    _replace(stack, CarriedDecisions, "unnamed", lambda self, term, gateway_run, open_ids: [])
+
+
+@planted(MODEL)
+def etcd_takes_ended_leases(stack: contextlib.ExitStack) -> None:
+    """etcd takes a transaction with a lease that has ended, so that the key stays."""
+    txn = MemoryEtcd.txn
+
+    def takes(self: Any, request: Any) -> Any:
+        leases = {step.request_put.lease for step in request.success if step.HasField("request_put")}
+        ended = dict.fromkeys(leases - self._leases.keys() - {0}, (0, 0.0))
+        self._leases.update(ended)
+        answer = txn(self, request)
+        for lease in ended:
+            del self._leases[lease]
+        return answer
+
+    _replace(stack, MemoryEtcd, "txn", takes)
 
 
 @planted(REAL)

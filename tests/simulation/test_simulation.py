@@ -5,6 +5,7 @@ Each test is a process of its own, because hashes of strings differ from process
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.faults import FAULTS, OF_SERVING_FAULTS
-from tests.simulation.scheduler import Scheduler
+from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +55,52 @@ def test_a_fault_that_finds_nothing_to_hit_is_not_counted() -> None:
         world.gone.add("node-0")  # one host for each seed
         for kind in ("lying_disk", "lose_node", "stop_leader", "unrenewed"):
             assert not await FAULTS[kind][1](world, random.Random(1)), kind
+
+    loop.run_until_complete(scenario())
+    loop.close()
+
+
+def test_a_stopped_process_goes_on_later_and_a_killed_one_not_even_ends() -> None:
+    loop, ran = Scheduler(1), []
+
+    async def work(name: str) -> None:
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                ran.append((name, loop.time()))
+        finally:
+            ran.append((name, -1.0))
+
+    async def scenario() -> None:
+        stopped, killed = Process(loop, "stopped"), Process(loop, "killed")
+        for process in (stopped, killed):
+            process.spawn(work(process.name))
+        await asyncio.sleep(1.5)
+        stopped.stop()
+        killed.kill()
+        await asyncio.sleep(2.0)
+        stopped.go_on()
+        await asyncio.sleep(0.5)
+        assert sorted(ran) == [("killed", 1.0), ("stopped", 1.0), ("stopped", 3.5)]
+        assert stopped.stopped_s == 2.0
+
+    loop.run_until_complete(scenario())
+    loop.run_until_complete(loop.end())
+    loop.close()
+
+
+def test_a_cancelled_call_never_runs_and_one_that_fails_stops_nothing() -> None:
+    loop, ran = Scheduler(1), []
+
+    async def scenario() -> None:
+        loop.call_soon(ran.append, "soon").cancel()
+        loop.call_later(1.0, ran.append, "later").cancel()
+        loop.call_later(1.0, lambda: 1 / 0)
+        timer = loop.call_at(2.0, ran.append, "at")
+        await asyncio.sleep(3.0)
+        assert ran == ["at"]
+        assert timer.when() == 2.0
+        assert not timer.cancelled()
 
     loop.run_until_complete(scenario())
     loop.close()
