@@ -140,7 +140,7 @@ class _BareDisk:
 
     def row(self, p99_us: list[float], against: str, alone_us: float) -> Row:
         """What small gets took beside it."""
-        name = "4 KiB get from memory, p99, beside fio that reads as many bytes from the same disk (no tier)"
+        name = "4 KiB get from memory, p99, beside fio that reads as many bytes from that disk (no tier)"
         if self.why_not:
             return Row(f"{name}: {self.why_not}", 0.0, "us")
         return bar_row(name, median(p99_us), "us", against=against, reference=alone_us)
