@@ -258,7 +258,7 @@ def test_sums_add_up(some: list[dict[str, Any]], memory: float, disk: float) -> 
     own = math.fsum(cost.total for cost in costs) + 2 * sum(size.per_hour(BOOK) for size in stored.values())
     assert total.total == pytest.approx(own)
     assert sum(part.total for part in tenants.values()) == pytest.approx(total.total)
-    assert sum(part.saved for part in tenants.values()) == pytest.approx(total.saved, abs=1e-9)
+    assert sum(part.saved for part in tenants.values()) == pytest.approx(total.saved, rel=1e-9, abs=1e-9)
     assert sum(part.requests for part in tenants.values()) == len(costs)
     assert all(part.requests or name in stored for name, part in tenants.items())
     assert ("nobody" in tenants) == bool(memory or disk)
