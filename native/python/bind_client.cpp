@@ -301,8 +301,7 @@ Flags present_flags(const MatchReport& report, size_t count) {
   nb::object flags = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
   if (!flags.is_valid()) throw nb::python_error();
   for (size_t i = 0; i < count; ++i) {
-    const bool there = i / 8 < report.bitmap.size() &&
-                       (std::to_integer<unsigned>(report.bitmap[i / 8]) >> (i % 8) & 1u) != 0;
+    const bool there = bit_at(report.bitmap, i);
     PyTuple_SET_ITEM(flags.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(there ? Py_True : Py_False));
   }
   return Flags(nb::borrow<nb::tuple>(flags));

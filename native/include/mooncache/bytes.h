@@ -32,6 +32,11 @@ struct ConstSlice {
   ConstSlice(Slice slice) : data(slice.data), size(slice.size) {}  // NOLINT(google-explicit-constructor)
 };
 
+// Bit i % 8 of byte i / 8; false beyond the end of a shorter map.
+inline bool bit_at(std::span<const std::byte> bitmap, size_t i) {
+  return i / 8 < bitmap.size() && (std::to_integer<unsigned>(bitmap[i / 8]) >> (i % 8) & 1) != 0;
+}
+
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : rest_(bytes) {}

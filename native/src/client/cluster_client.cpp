@@ -107,7 +107,7 @@ struct ClusterClient::Impl {
     const auto report = client->match(wanted, false, everywhere);
     bool any = false;
     for (size_t i = 0; i < wanted.size(); ++i) {
-      const bool here = report && (std::to_integer<unsigned>(report->bitmap[i / 8]) >> (i % 8) & 1) != 0;
+      const bool here = report && bit_at(report->bitmap, i);
       absent.remember(wanted[i], here, steady_ms());
       any = any || here;
     }
@@ -215,7 +215,7 @@ Result<MatchReport> ClusterClient::match(std::span<const Key> keys, bool touch, 
   if (!report) return report;
   std::vector<uint32_t> missed;
   for (uint32_t i = report->leading_run; i < keys.size(); ++i)
-    if ((std::to_integer<unsigned>(report->bitmap[i / 8]) >> (i % 8) & 1) == 0) missed.push_back(i);
+    if (!bit_at(report->bitmap, i)) missed.push_back(i);
   if (impl_->found_elsewhere(keys, std::move(missed), options).empty()) return report;
   auto second = impl_->client->match(keys, touch, options);
   return second ? second : report;
@@ -226,8 +226,7 @@ Status ClusterClient::exists(std::span<const Key> keys, const CallOptions& optio
   const auto report = match(keys, false, options);
   if (!report) return report.status();
   const Code absent = report->unreachable_nodes > 0 ? Code::kNodeUnavailable : Code::kNotFound;
-  for (size_t i = 0; i < keys.size(); ++i)
-    codes[i] = (std::to_integer<unsigned>(report->bitmap[i / 8]) >> (i % 8) & 1) != 0 ? Code::kOk : absent;
+  for (size_t i = 0; i < keys.size(); ++i) codes[i] = bit_at(report->bitmap, i) ? Code::kOk : absent;
   return Status::ok();
 }
 

@@ -17,11 +17,6 @@ int weight_of(Code code) {
   return is_unreachable(code) ? 2 : 1;
 }
 
-// Of a bitmap that may be shorter.
-bool bit(std::span<const std::byte> bitmap, size_t i) {
-  return i / 8 < bitmap.size() && (std::to_integer<unsigned>(bitmap[i / 8]) >> (i % 8) & 1) != 0;
-}
-
 // The places of blocks, each once. Most blocks of a chain lie where the one before them lies.
 class Places {
  public:
@@ -171,9 +166,9 @@ std::vector<Nearest> Client::Impl::ask_holders(const NodeMap& map, std::span<con
         const auto answer = wire::MatchResponse::decode(in, static_cast<uint32_t>(items.size()));
         if (!answer) return Status{Code::kProtocolError, "malformed MATCH answer"};
         for (size_t i = 0; i < items.size(); ++i) {
-          if (!bit(answer->bitmap, i)) continue;
-          nearest[items[i]].offer(question.position, bit(answer->on_disk, i), ranks.order_for(keys[items[i]]),
-                                  bit(answer->shared, i));
+          if (!bit_at(answer->bitmap, i)) continue;
+          nearest[items[i]].offer(question.position, bit_at(answer->on_disk, i),
+                                  ranks.order_for(keys[items[i]]), bit_at(answer->shared, i));
         }
         return Status::ok();
       },
