@@ -80,21 +80,21 @@ class Part:
 
         After a crash the spare process takes its place, if there is one.
         """
-        spare, self.spare = self.spare, None
-        if spare is not None:
-            crashed = self.exit_code is not None and self.exit_code < 0
-            if crashed and spare.interpreter == self._interpreter() and spare.begin():
-                self.process = spare.process
-                return
-            spare.end()
-        self.process = self._popen(subprocess.DEVNULL)
+        python = interpreter_of(self.log_path.parent.parent)
+        crashed = self.exit_code is not None and self.exit_code < 0
+        spare = self.spare
+        if spare is not None and crashed and spare.interpreter == python and spare.begin():
+            self.process, self.spare = spare.process, None
+            return
+        self.end_spare()
+        self.process = self._popen(python, subprocess.DEVNULL)
 
     def prepare_spare(self) -> None:
         """Have a spare process, unless there is one already."""
         if self.spare is None or not self.spare.waits():
             self.end_spare()
-            interpreter = self._interpreter()
-            self.spare = SpareProcess(interpreter, self._popen(subprocess.PIPE, SPARE_WORD))
+            python = interpreter_of(self.log_path.parent.parent)
+            self.spare = SpareProcess(python, self._popen(python, subprocess.PIPE, SPARE_WORD))
 
     def end_spare(self) -> None:
         """Have no spare process."""
@@ -102,13 +102,9 @@ class Part:
             self.spare.end()
             self.spare = None
 
-    def _interpreter(self) -> str:
-        return interpreter_of(self.log_path.parent.parent)
-
-    def _popen(self, stdin: int, *words: str) -> subprocess.Popen[bytes]:
+    def _popen(self, python: str, stdin: int, *words: str) -> subprocess.Popen[bytes]:
         base = {key: value for key, value in os.environ.items() if not _is_service_setting(key)}
         self.log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        python = self._interpreter()
         if python != sys.executable:  # what was set for this one's modules is not for another's
             base = {key: value for key, value in base.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
         listener = () if self.listener is None else (self.listener.fileno(),)
