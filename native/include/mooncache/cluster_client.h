@@ -30,7 +30,7 @@ struct ClusterConfig {
   std::string token;
   // All else. `client.host_id` empty: found out from a node on this host, if there is one.
   ClientConfig client;
-  uint32_t connect_timeout_ms = 5000;  // of connect(): until a node has answered a map
+  uint32_t connect_timeout_ms = 5000;  // of connect(): until a node has answered a map with nodes
   uint32_t refresh_ms = 1000;          // how often a node is asked whether it has a newer map; at least 10
 };
 

@@ -46,13 +46,20 @@ MapSource::MapSource(std::unique_ptr<Client> scout, uint32_t seeds, uint32_t ref
     : scout_(std::move(scout)), seeds_(seeds), refresh_ms_(refresh_ms), random_(std::random_device{}()) {}
 
 Status MapSource::first(Deadline deadline) {
-  Status last = ask_any(deadline);
+  // A node that has just begun may hand out a map from before it was in it: nothing can be stored by one
+  // without nodes.
+  const auto ask_for_nodes = [&]() -> Status {
+    if (Status asked = ask_any(deadline); !asked) return asked;
+    return nodes().empty() ? Status{Code::kNoNodes, "the nodes that were asked know of no node yet"}
+                           : Status::ok();
+  };
+  Status last = ask_for_nodes();
   for (uint64_t pause_ms = kGapMs; !last && !deadline.expired();
        pause_ms = std::min(2 * pause_ms, kPauseMaxMs)) {
     if (last.code == Code::kUnauthenticated || last.code == Code::kTlsError) return last;
     std::this_thread::sleep_for(std::chrono::milliseconds(
         deadline.remaining_ms(static_cast<int>(std::min<uint64_t>(pause_ms, 1000)))));
-    if (!deadline.expired()) last = ask_any(deadline);
+    if (!deadline.expired()) last = ask_for_nodes();
   }
   return last;
 }

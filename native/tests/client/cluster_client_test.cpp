@@ -104,6 +104,25 @@ TEST(ClusterClientTest, OneSeedIsEnoughForAllNodes) {
   EXPECT_EQ(get_block(*client, 0), Code::kNotFound);
 }
 
+TEST(ClusterClientTest, AMapWithoutNodesIsAskedForAgain) {
+  TestNode first(0, 64 << 20, "host-0", false);
+  ASSERT_TRUE(
+      first.server->set_cluster_map(ClusterMap{1, 1, {}}));  // it joined, and has not heard of that yet
+  const std::string seed = first.info.tcp_host + ":" + std::to_string(first.info.tcp_port);
+  auto impatient = config_of({seed});
+  impatient.connect_timeout_ms = 200;
+  EXPECT_EQ(ClusterClient::connect(std::move(impatient)).code(), Code::kNoNodes);
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_TRUE(first.server->set_cluster_map(ClusterMap{1, 2, {line_of(first)}}));
+  });
+  const auto client = connected(config_of({seed}));
+  later.join();
+  ASSERT_TRUE(client);
+  EXPECT_EQ(client->state().nodes, 1u);
+  EXPECT_EQ(put_block(*client, 1), Code::kOk);
+}
+
 TEST(ClusterClientTest, NodesThatJoinAreUsedAndTheSeedMayGo) {
   Cluster cluster(1);
   const auto client = connected(config_of({cluster.seed(0)}));
