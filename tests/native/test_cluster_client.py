@@ -37,6 +37,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluste
 @pytest.fixture(scope="module")
 def sdk(running: EmbeddedCluster) -> Iterator[mooncache.Client]:
     with mooncache.connect(**running.client_settings(), timeout_s=10) as client:
+        wait_for_whole_maps(running, client)
         yield client
 
 
@@ -50,6 +51,17 @@ def connected(cluster: EmbeddedCluster, seeds: list[str]) -> Pool:
     code = pool.connect(seeds, cluster.token_path.read_text(encoding="ascii"))
     assert code == 0, (pool.name(code), pool.message)
     return pool
+
+
+def wait_for_whole_maps(cluster: EmbeddedCluster, sdk: mooncache.Client) -> None:
+    """Return once each node hands out a map of all three: nodes hear of one another some time after they joined."""
+    wait_until(lambda: len(sdk.nodes()) == 3, "three nodes")
+    for seed in seeds_of(sdk).values():
+        pool = connected(cluster, [seed])
+        try:
+            wait_until(lambda pool=pool: pool.state().nodes == 3, f"the whole map at {seed}")  # type: ignore[misc]
+        finally:
+            pool.close()
 
 
 def test_c_and_python_store_and_find_the_same_blocks(running: EmbeddedCluster, sdk: mooncache.Client) -> None:
@@ -123,6 +135,7 @@ def test_it_goes_on_when_nodes_and_the_master_die(running: EmbeddedCluster, sdk:
         assert [pool.put(pool.key(f"new{i}"), b"n" * 100) for i in range(20)] == [0] * 20
         running.restart(victim)
         wait_until(lambda: pool.state().nodes == 3, "the node to be back in the client's map")
+        wait_for_whole_maps(running, sdk)
 
         running.kill("master")
         with pytest.raises(MasterUnavailable):
