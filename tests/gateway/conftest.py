@@ -8,7 +8,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from mooncache.gateway.shell import conductor
 from tests.gateway.model_folder import make_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def _wait_for_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may take more than the gateway's second for a plan, and then a test has another request."""
+    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture(scope="session")

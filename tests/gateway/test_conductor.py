@@ -106,10 +106,7 @@ async def test_conductor_that_starts_again_with_no_instance_yet(
         assert (await ask(bench, http, CHAT))[0] == 200
 
 
-async def test_plan_for_a_client_that_left_is_given_back(
-    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 20.0)
+async def test_plan_for_a_client_that_left_is_given_back(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     asked, decided = asyncio.Event(), asyncio.Event()
     async with running(tmp_path, [FakeEngine("e")]) as bench:
 

@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mooncache.gateway.shell import conductor
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conditions import until
 from tests.gateway.stand_in import Bench, FakeEngine, good
@@ -51,10 +50,9 @@ async def test_a_decode_engine_that_becomes_suspect_before_its_first_token_is_le
 
 
 async def test_an_answer_that_comes_while_another_plan_is_asked_for_ends_that_plan(
-    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
 ) -> None:
     """The conductor counts the new plan in place of the old one from the moment at which it makes it."""
-    monkeypatch.setattr(conductor, "_SCHEDULE_TIMEOUT_S", 60.0)
     planning, answered, plan_made = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def answer_late(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> Any:
