@@ -16,7 +16,8 @@ JOBS ?= $(shell nproc)
 PYTEST_WORKERS ?= $(JOBS)
 PYTEST_ARGS ?=
 UP_ARGS ?=
-RUN_PYTEST = $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) --no-loadscope-reorder --durations=60 --durations-min=5
+RUN_PYTEST = scripts/pytest_twice.sh build/$@.log build/$@-again $(BIN)/python -n $(PYTEST_WORKERS) --no-loadscope-reorder \
+  --durations=60 --durations-min=5
 heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
@@ -34,7 +35,8 @@ up: $(VENV)/.up ## set everything up and run it on this machine: gateway, engine
 STAGES := native-test lint pytest asan-test tsan-test fuzz-smoke wheel-test
 test: $(VENV)/.dev build/release/.built ## set up and pass all tests
 	@$(MAKE) -j 8 --output-sync=target NICE='nice -n 10' IN_TURN=1 $(STAGES)
-	@printf '\nall tests passed\n'
+	@if [ -s build/pytest-again ]; then printf '\nall tests passed; these only in a second run, alone:\n'; cat build/pytest-again; \
+	else printf '\nall tests passed\n'; fi
 
 check: $(VENV)/.dev lint native-test pytest ## the quick part of test: lint, native tests, pytest
 
@@ -98,14 +100,14 @@ tidy: build/release/.built ## clang-tidy over native/ (slow, advisory; Debian pa
 pytest: $(VENV)/.dev ## Python tests over the editable install
 	$(call heading,pytest (editable install))
 	@mkdir -p build
-	$(RUN_PYTEST) -m "not deep" $(PYTEST_ARGS) 2>&1 | tee build/pytest.log
+	@$(RUN_PYTEST) -m "not deep" $(PYTEST_ARGS)
 
 # The same promises in a second configuration: another model, data type or number of ranks. Each starts real engines, and
 # two cores would need a quarter of an hour more at every change.
 deep-test: $(VENV)/.dev ## the Python tests that `test` leaves out: more models, data types and ranks in real engines
 	$(call heading,pytest: deep)
 	@mkdir -p build
-	$(RUN_PYTEST) -m deep $(PYTEST_ARGS) 2>&1 | tee build/pytest-deep.log
+	@$(RUN_PYTEST) -m deep $(PYTEST_ARGS)
 
 # ---- native ------------------------------------------------------------------------------------
 # Release is what ships, and the folder of the extension. Sanitizer builds keep assertions on; ASan and UBSan without
