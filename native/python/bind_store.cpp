@@ -497,7 +497,7 @@ int corrupt(StoreServer& server, TenantId tenant, nb::handle key, uint64_t bit) 
 }  // namespace
 
 void bind_store(nb::module_& m) {
-  auto server =
+  auto bound =
       nb::class_<StoreServer>(
           m, "StoreServer",
           "Data-plane server of a store node and its store. Calls that fail as a whole raise "
@@ -553,8 +553,8 @@ void bind_store(nb::module_& m) {
                "Empty when every invariant of the store holds, else the first broken one.")
           .def("corrupt", &corrupt, "tenant_id"_a, "key"_a, "bit"_a,
                "Fault injection for tests: flips one stored bit. Returns a code.");
-  bind_writers(server);
-  bind_cluster_map(server);
+  bind_writers(bound);
+  bind_cluster_map(bound);
   m.def(
       "store_growth_benchmark", &growth_benchmark, "from_blocks"_a, "to_blocks"_a,
       "Fills a store of small blocks: the longest put between these two counts, in processor time and by the "

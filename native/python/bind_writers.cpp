@@ -101,8 +101,8 @@ std::map<std::string, uint64_t> recall(StoreServer& server, uint64_t writer, uin
 
 }  // namespace
 
-void bind_writers(nb::class_<StoreServer>& server) {
-  server.def("writers", &writers, "Who has blocks here, or is known by name. Writer 0: of no known writer.")
+void bind_writers(nb::class_<StoreServer>& bound) {
+  bound.def("writers", &writers, "Who has blocks here, or is known by name. Writer 0: of no known writer.")
       .def("writers_refused", [](StoreServer& server) { return server.store().writers_refused(); })
       .def("know_writer", &know_writer, "id"_a, "instance"_a, "build"_a, "started_unix_s"_a,
            "Remembers what a writer has said of itself.")
