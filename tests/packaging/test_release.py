@@ -111,7 +111,7 @@ def release_tree(tmp_path: Path) -> Path:
 
 
 def test_an_image_is_built_from_the_wheelhouse_tried_and_listed(tmp_path: Path) -> None:
-    """Over a `docker` that only notes what it is asked; the interpreter is the one named, not what PATH calls python3."""
+    """Over a `docker` that only notes what it is asked; and the interpreter is the one that is named."""
     tree, out, programs = release_tree(tmp_path), tmp_path / "out", tmp_path / "bin"
     for folder in (out, programs, tree / "deploy" / "wheelhouse"):
         folder.mkdir()
@@ -145,8 +145,8 @@ def test_a_release_ends_with_what_it_left_out(tmp_path: Path) -> None:
     """release.sh over steps that only say what they were asked."""
     tree, out = release_tree(tmp_path), tmp_path / "out"
     for name in ("wheels.sh", "chart.sh"):
-        script = f'#!/bin/sh\necho "{name} $*"\necho "no {name}" >>"$RELEASE_LEFT_OUT"\necho made >"$FAKE_OUT/{name}.made"\n'
-        (tree / "scripts" / "release" / name).write_text(script)
+        script = f'echo "no {name}" >>"$RELEASE_LEFT_OUT"\necho made >"$FAKE_OUT/{name}.made"\n'
+        (tree / "scripts" / "release" / name).write_text(f"#!/bin/sh\n{script}")
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "RELEASE_IMAGES": "", "FAKE_OUT": str(out)}
     command = [str(tree / "scripts" / "release" / "release.sh"), sys.executable, str(out)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
