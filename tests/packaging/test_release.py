@@ -201,6 +201,14 @@ def test_an_image_is_asked_in_words_of_its_entry_point() -> None:
     assert said.returncode == 0 and said.stdout.strip(), said.stderr
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", "extras.Dockerfile"])
+def test_images_keep_nothing_of_apt(name: str) -> None:
+    """A base that debootstrap made keeps archives and indices, 120 MB of them."""
+    text = (ROOT / "deploy" / name).read_text().replace("\\\n", " ")
+    steps = [line for line in text.splitlines() if line.startswith("RUN") and "apt-get install" in line]
+    assert steps and all("apt-get clean && rm -rf /var/lib/apt/lists/*" in step for step in steps)
+
+
 def test_a_wheel_that_cannot_be_installed_fails(tmp_path: Path) -> None:
     wheel = tmp_path / "mooncache-0.0.0-py3-none-any.whl"
     wheel.write_bytes(b"no archive")
