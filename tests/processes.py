@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from pathlib import Path
 
 from tests.conditions import wait_until
+
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+
+
+def end_with_parent() -> None:
+    """For `preexec_fn`: the process gets SIGTERM when the tests end before it, however they end."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def freeze(pid: int) -> None:

@@ -20,7 +20,7 @@ from mooncache.accounts.spending_store import FILE_NAME, SpendingStore
 from mooncache.errors import ConfigInvalid
 from mooncache.gateway.core.rate_limit import RateLimit
 from tests.accounts.test_request_limits import ask, limit, made
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.stand_in import FakeEngine, good, running
 from tests.gateway.test_batches import ended, jsonl, line, serving, submit
 
@@ -157,7 +157,7 @@ async def test_a_month_begins_at_nothing(tmp_path: Path, http: aiohttp.ClientSes
         assert state.spending is not None
         month = state.limiter.spending.month
         state.limiter.begin_month(month - 1, {"moon": LedgerRow(99.0, 0.0)})  # as it was in the month before
-        async with asyncio.timeout(30):  # the duty looks every second, so it may have been faster
+        async with asyncio.timeout(WAIT_S):  # the duty looks every second, so it may have been faster
             while (await ask(bench, http, bench.key("moon")))[0] != 200:
                 await state.spending.flush()
         assert state.limiter.spending.month == month == month_of(state.clock.wall_s())

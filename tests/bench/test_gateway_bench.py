@@ -11,6 +11,7 @@ import pytest
 
 from mooncache.bench.gateway import CASES, GatewayBenchOptions, run
 from mooncache.bench.null_engine import NullEngine, NullEngineOptions
+from tests.conditions import WAIT_S
 
 TINY = GatewayBenchOptions(
     short_tokens=50,
@@ -125,6 +126,6 @@ async def test_a_client_that_leaves_ends_its_stream(
     async with session.post("/v1/completions", json=body) as response:
         await response.content.readuntil(b"\n\n")
         response.close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_S):
         await engine.idle.wait()
     assert engine.aborted_count == 1

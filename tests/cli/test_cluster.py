@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from mooncache.cluster.processes import processes_of_run
-from tests.processes import freeze
+from tests.processes import end_with_parent, freeze
 
 START_S = 120.0
 
@@ -89,6 +89,7 @@ def start(folder: Path, *arguments: str) -> Up:
         env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     return Up(process, folder, read_document(process))
 

@@ -17,7 +17,7 @@ from mooncache import auth
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.errors import MooncacheError
 from tests.client.conftest import make_cluster
-from tests.conditions import wait_until
+from tests.conditions import WAIT_S, wait_until
 
 pytestmark = pytest.mark.slow
 REFUSED = {"UNAUTHENTICATED", "UNKNOWN_NODE"}
@@ -117,7 +117,7 @@ def test_a_token_is_replaced_under_load(tmp_path: Path) -> None:
             assert pool.get("kept") == b"value"
         for text in (old.text, tenant_old):
             with pytest.raises(MooncacheError) as caught:
-                mooncache.connect(**fixed, token=text, connect_timeout_s=5)
+                mooncache.connect(**fixed, token=text, connect_timeout_s=WAIT_S)
             assert caught.value.name == "UNAUTHENTICATED"
         with mooncache.connect(**fixed, token=auth.tenant_token(new, "team-a").text) as tenant:
             assert tenant.get("theirs") == b"another"
@@ -132,7 +132,7 @@ def test_a_client_with_the_withdrawn_token_is_refused_by_force(tmp_path: Path) -
     old = auth.load_cluster_token(cluster.token_path)
     fixed = {name: value for name, value in cluster.client_settings().items() if name != "token_file"}
     try:
-        with mooncache.connect(**fixed, token=old.text, timeout_s=5) as pool:
+        with mooncache.connect(**fixed, token=old.text, timeout_s=30) as pool:
             assert pool.put("kept", b"value")
             command(cluster, "rotate")
             assert pool.get("kept") == b"value"

@@ -18,6 +18,7 @@ import pytest
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
 from tests.cli.test_cluster import Up, environment, read_document
+from tests.processes import end_with_parent
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -59,6 +60,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         env=environ(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     running = Up(process, folder, read_document(process, 180))
     run = run_id(folder)
@@ -203,13 +205,18 @@ def test_detached_and_down(tmp_path: Path) -> None:
     assert "no cluster runs" in nothing.stdout
 
 
+@pytest.mark.deep
 def test_down_cleans_up_after_a_killed_up(tmp_path: Path) -> None:
-    """The parent dies by SIGKILL: its services end by themselves, and `down` makes sure of the rest."""
+    """The parent dies by SIGKILL: its services end by themselves, and `down` makes sure of the rest.
+
+    Without engines: test_cluster.py. An engine whose worker was killed: tests/worker/test_no_orphans.py.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "mooncache.cli", "up", "--json", *SMALL, "--prefill", "0"],
         env=environ(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     with contextlib.closing(process.stdout):  # type: ignore[type-var]
         read_document(process, 180)

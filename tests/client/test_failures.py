@@ -132,7 +132,7 @@ def test_a_node_killed_in_mid_get_gives_a_clean_outcome(fragile: EmbeddedCluster
 
 
 def test_the_master_can_be_killed_while_everything_goes_on(fragile: EmbeddedCluster) -> None:
-    with mooncache.connect(**fragile.client_settings(), timeout_s=5) as pool:
+    with mooncache.connect(**fragile.client_settings(), timeout_s=30) as pool:
         keys = [f"before-{i}" for i in range(200)]
         pool.put_many(keys, [key.encode() for key in keys]).raise_for_errors()
         fragile.kill("master")
@@ -172,7 +172,7 @@ def test_a_full_node_evicts_and_goes_on(tmp_path: Path) -> None:
     cluster = make_cluster(tmp_path, nodes=1, capacity_bytes=16 << 20)
     cluster.start()
     try:
-        with mooncache.connect(**cluster.client_settings(), timeout_s=5) as pool:
+        with mooncache.connect(**cluster.client_settings(), timeout_s=30) as pool:
             for i in range(64):
                 assert pool.put(f"fill-{i}", os.urandom(1 << 20))
             assert pool.get("fill-63") is not None

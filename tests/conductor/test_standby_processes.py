@@ -149,7 +149,6 @@ async def test_a_killed_leader_costs_no_request_and_nothing_that_was_known(stack
         await planned(requests, "more of them")
         assert requests.hit_share(begin_s, float("inf")) > 0.9, "the new leader knows the caches"
     assert await leader_of(stack) is not leader
-    await until(lambda: nothing_is_counted(stack), "every request has ended", every_s=0.2)
     record = await why(stack, old)
     assert (record["state"], record["decision_id"]) == ("finished", old)
     assert record["events"]
@@ -187,7 +186,6 @@ async def test_a_stopped_leader_is_replaced_and_harmless_when_it_goes_on(stack: 
                 )
         assert await in_order(stack) is new
         await planned(requests, "scheduled by the new leader")
-    await until(lambda: nothing_is_counted(stack), "every request has ended", every_s=0.2)
 
 
 async def test_a_killed_standby_is_missed_by_nobody(stack: Stack) -> None:
@@ -206,3 +204,10 @@ async def test_a_killed_standby_is_missed_by_nobody(stack: Stack) -> None:
     standby.wait(5.0)
     standby.start()
     assert await in_order(stack) is leader
+
+
+async def test_at_the_end_no_request_is_counted(stack: Stack) -> None:
+    """Of all tests before. A plan whose answer was lost without a sign is closed by the gateway's next list of what is
+    under way, within 81 s.
+    """
+    await until(lambda: nothing_is_counted(stack), "every request has ended", 200.0, every_s=0.2)

@@ -24,6 +24,7 @@ from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from tests.conditions import wait_until
 from tests.docs.blocks import block
 from tests.ports import own_port
+from tests.processes import end_with_parent
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -70,6 +71,7 @@ class Server:
             stdout=self.log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=end_with_parent,  # noqa: PLW1509
             env={
                 **os.environ,
                 "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 from tests.conditions import wait_until
+from tests.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELLS = ("sh", "bash", "console", "shell")
@@ -157,11 +158,12 @@ class Terminal:
 def terminals() -> Iterator[list[Terminal]]:
     """A list that ends its terminals, the newest first; open them with `open_terminal`."""
     opened: list[Terminal] = []
-    try:
-        yield opened
-    finally:
-        for terminal in reversed(opened):
-            terminal.ctrl_c()
+    with ExitStack() as ending:
+        try:
+            yield opened
+        finally:
+            for terminal in opened:
+                ending.callback(terminal.ctrl_c)
 
 
 def open_terminal(
@@ -181,6 +183,7 @@ def open_terminal(
         stdout=file,
         stderr=subprocess.STDOUT,
         start_new_session=True,
+        preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     opened.append(Terminal(command, process, log, file))
     return opened[-1]

@@ -20,7 +20,7 @@ from mooncache.gateway.console.viewers import EVENTS_MAX, Topic, Viewers
 from mooncache.gateway.core.console_session import COOKIE
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.rpc import CallContext, Op
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.stand_in import Bench, FakeEngine, running
 from tests.gateway.test_console_core import record
 
@@ -90,7 +90,7 @@ async def sign_in(bench: Bench, http: aiohttp.ClientSession) -> str:
 
 
 async def first_event(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         async for line in response.content:
             if line.startswith(b"data: "):
                 found: dict[str, Any] = json.loads(line[6:])
@@ -340,7 +340,7 @@ async def test_a_gateway_that_ends_ends_its_streams(tmp_path: Path, http: aiohtt
     ):
         await first_event(response)
         stopping = asyncio.create_task(bench.gateway.stop())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             await response.content.read()
         await stopping
 

@@ -20,7 +20,7 @@ from mooncache.bench.operate.envoy import Envoy, EnvoySettings, bootstrap, find_
 from mooncache.gateway.picker.service import PickerService
 from mooncache.kvcache.leg_hint import LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send
 
@@ -274,7 +274,7 @@ async def test_a_client_that_leaves_ends_both_legs(tmp_path: Path, tokenizer_fol
             await response.content.readany()
         await bench.conductor.wait_for_phase("ABORTED")
         assert bench.conductor.updates[-1].code == "CLIENT_GONE"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["d1"].left.wait()
             await bench.engines["p1"].left.wait()
         await until(lambda: bench.gateway.state.active_count == 0)

@@ -20,7 +20,7 @@ from mooncache.gateway.core import body
 from mooncache.gateway.core.bodies import Budget, FairQueue
 from mooncache.gateway.tokens import PromptReader
 from mooncache.kvcache.keys import request_keys
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.model_folder import instance_fields, passport_of
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send
 from tests.processes import freeze
@@ -146,7 +146,7 @@ async def test_the_limit_of_a_body_follows_the_models_length(
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         writer.write(f"POST {PATH} HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode())  # and no body at all
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             assert b" 413 " in await reader.readline()
         writer.close()
     assert body.bytes_max(64 << 20, 16, 0) == 64 << 20

@@ -37,7 +37,8 @@ from tests.conditions import until, wait_until
 from tests.ports import own_port
 
 pytestmark = pytest.mark.timeout(300)
-LIMIT, PER_MINUTE, KEY, MODEL = 8, 30, "sk-rates", "slow"
+LIMIT, PER_MINUTE, MODEL = 8, 30, "slow"
+KEYS = tuple(f"sk-rates-{number}" for number in range(4))  # each of a tenant of its own
 BUDGET, COST_MAX = 120.0, 30.0  # a request of ask() costs its few tokens
 ANSWER_S = 0.3
 
@@ -74,8 +75,7 @@ def _running(folder: Path, url: str) -> Iterator[TwoGateways]:
     """url: of the database of accounts; "": each gateway has files of its own, as if of two hosts."""
     keys = folder / "keys.toml"
     keys.touch(mode=0o600)
-    digest = hashlib.sha256(KEY.encode()).hexdigest()
-    keys.write_text(f'[[key]]\nsha256 = "{digest}"\ntenant = "carol"\nrequests_per_minute = {PER_MINUTE}\n')
+    keys.write_text("".join(map(_key_entry, KEYS)))
     prices = folder / "prices.toml"
     prices.write_text("[[cost.tokens]]\ninput_per_million = 1e6\noutput_per_million = 1e6\n")
     settings = {
@@ -111,6 +111,11 @@ def _running(folder: Path, url: str) -> Iterator[TwoGateways]:
                 stop_all(more, 8.0)
                 for each in accounts:
                     close_accounts(each)
+
+
+def _key_entry(key: str) -> str:
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f'[[key]]\nsha256 = "{digest}"\ntenant = "of-{key}"\nrequests_per_minute = {PER_MINUTE}\n'
 
 
 def _listens(port: int) -> bool:
@@ -307,17 +312,22 @@ async def test_a_new_tenant_waits_for_a_conductor_that_starts(
 async def test_requests_a_minute_hold_over_both_gateways(
     system: TwoGateways, http: aiohttp.ClientSession
 ) -> None:
-    floods = [Flood(port, KEY) for port in system.ports]
+    """On a busy machine a gateway may take the conductor for lost, and uses its share: then another key is tried."""
     async with slow_engine(system):
         await both_know(system, http)
-        began_s = time.monotonic()
-        for _ in range(6):  # fewer at a time than the limit on requests under way
-            statuses = await asyncio.gather(*(flood.ask(http) for flood in floods for _ in range(3)))
-        while 429 not in statuses:
-            statuses = await asyncio.gather(*(flood.ask(http) for flood in floods for _ in range(3)))
-        passed_s = time.monotonic() - began_s
-    served = sum(flood.served for flood in floods)
-    assert served <= PER_MINUTE * (1 + passed_s / 60) + 1e-6
+        for key in KEYS:
+            floods = [Flood(port, key) for port in system.ports]
+            began_s = time.monotonic()
+            for _ in range(6):  # fewer at a time than the limit on requests under way
+                statuses = await asyncio.gather(*(flood.ask(http) for flood in floods for _ in range(3)))
+            while 429 not in statuses:
+                statuses = await asyncio.gather(*(flood.ask(http) for flood in floods for _ in range(3)))
+            passed_s = time.monotonic() - began_s
+            served = sum(flood.served for flood in floods)
+            assert served <= PER_MINUTE * (1 + passed_s / 60) + 1e-6
+            if not any(flood.was_told("does not answer") for flood in floods):
+                break
+            await both_know(system, http)
     assert served >= PER_MINUTE - 1, floods
     texts = {text.partition(" Please")[0] for flood in floods for text in flood.refusals}
     assert texts == {f"Rate limit reached: {PER_MINUTE} requests per minute over all gateways."}

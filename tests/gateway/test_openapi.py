@@ -12,7 +12,7 @@ import pytest
 
 from tests.gateway.stand_in import MODEL, FakeEngine, running
 
-EXAMPLES = 40
+EXAMPLES = 20
 
 
 @pytest.mark.timeout(400)

@@ -18,7 +18,7 @@ from mooncache.gateway.endpoints import completions
 from mooncache.gateway.shell import http_protocol
 from mooncache.gateway.shell.exchange import Exchange
 from mooncache.runtime import logs
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, running
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -227,7 +227,7 @@ async def test_body_that_comes_drop_by_drop_is_given_up(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", bench.gateway.http_port)
         head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
         writer.write(f"{head}authorization: Bearer {bench.key()}\r\n\r\n{{".encode())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             assert b" 408 " in await reader.readline()
         await until(lambda: bench.gateway.state.active_count == 0)
         writer.transport.abort()
@@ -414,7 +414,7 @@ async def test_idle_connections_do_not_pile_up(tmp_path: Path, monkeypatch: pyte
             opened.append((reader, writer))
             writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
             assert b" 200 " in await reader.readline()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             for reader, _ in opened[:2]:
                 await reader.read()  # ends: the gateway closed the two that were idle longest
         for reader, writer in opened[2:]:

@@ -14,7 +14,7 @@ from mooncache.gateway.core.next_step import LegEnd, LegStep, next_step, prefill
 from mooncache.gateway.core.plan import Attempts, LegPlan, RequestPlan
 from mooncache.kvcache.leg_hint import LegHint, LegRole
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.model_folder import BLOCK_TOKENS
 from tests.gateway.stand_in import Bench, FakeEngine, good
 from tests.gateway.test_two_legs import CHAT, RENDERED, ask_of, broken, post, two_legs
@@ -100,7 +100,7 @@ async def test_the_end_of_a_prefill_leg_is_reported_while_the_request_goes_on(
         bench.engines["p1"].behave = broken
         bench.engines["d1"].behave = after_the_report
         bench.conductor.plans = [planned(bench, "node-7"), planned(bench, "node-7", "p2")]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await post(bench, http, CHAT)
         follow = [update.prefill_may_follow for update in prefill_failures(bench)]
         assert follow == [True, False][2 - attempts :], "the last one says that none follows"

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from mooncache.gateway.endpoints import completions
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, running, send, usage_of
 
 BODY: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True}
@@ -176,7 +176,7 @@ async def test_hanging_engine_without_another_is_504(tmp_path: Path, http: aioht
         status, text = await read(bench, http)
         assert status == 504
         assert json.loads(text)["error"]["code"] == "engine_timeout"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["e"].left.wait()
 
 
@@ -215,7 +215,7 @@ async def test_client_that_takes_nothing_is_given_up(tmp_path: Path, monkeypatch
         writer.write(f"{head}authorization: Bearer {bench.key()}\r\n\r\n".encode() + data)
         await reader.readline()  # and nothing more
         await bench.conductor.wait_for_phase("ABORTED")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["e"].left.wait()
         await until(lambda: bench.gateway.state.active_count == 0)
         writer.transport.abort()
@@ -228,7 +228,7 @@ async def test_client_that_leaves_in_the_middle_stops_the_engine(
         response = await http.post(bench.url + "/v1/chat/completions", json=BODY, headers=bench.auth())
         await response.content.readany()
         response.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["e"].left.wait()
         await bench.conductor.wait_for_phase("ABORTED")
 

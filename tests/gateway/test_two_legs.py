@@ -16,7 +16,7 @@ from mooncache.auth import cache_salt, parse_session_token
 from mooncache.kvcache.keys import content_passport, request_keys
 from mooncache.kvcache.leg_hint import CacheReport, LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.conditions import until
+from tests.conditions import WAIT_S, until
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields, passport_of
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send, usage_of
 
@@ -218,7 +218,7 @@ async def test_out_of_prefill_attempts_decode_recomputes(
         # what the decode instance itself found
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 39
         assert "recomputed_total 1.0" in bench.gateway.metrics.render().decode()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await decode.left.wait()  # the first decode leg was aborted
 
 
@@ -241,7 +241,7 @@ async def test_prefill_that_hangs_is_given_up(
         decode.release = asyncio.Event()  # type: ignore[attr-defined]
         decode.behave, bench.engines["p1"].behave = when_prefilled, hang
         await post(bench, http, CHAT)  # not streamed: the decode leg's own limit is the request's
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["p1"].left.wait()
 
 
@@ -301,7 +301,7 @@ async def test_client_that_leaves_aborts_both_legs(
     async with two_legs(tmp_path, tokenizer_folder) as bench:
         bench.engines["d1"].behave = bench.engines["p1"].behave = hang
         call = asyncio.create_task(post(bench, http, CHAT))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["p1"].asked.wait()
             await bench.engines["d1"].asked.wait()
             call.cancel()
@@ -433,5 +433,5 @@ async def test_prefill_leg_that_is_still_busy_at_the_end_is_given_up(
         answer = await post(bench, http, CHAT)
         # the decode leg's 39 may be what the prefill leg has just computed
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_S):
             await bench.engines["p1"].left.wait()

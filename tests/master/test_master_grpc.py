@@ -17,6 +17,7 @@ from mooncache.master.service import MasterService
 from mooncache.proto.v1 import common_pb2, master_pb2
 from mooncache.runtime.formats import CONTROL_MINOR_AHEAD_MAX, CONTROL_MINOR_NOW
 from mooncache.runtime.grpc_channel import GrpcChannel
+from tests.conditions import WAIT_S
 from tests.master.model_index import ADD, record
 from tests.master.processes import channel_to, election_by, eventually, leading_status, master
 from tests.master.simulation.world import TENANT
@@ -217,7 +218,7 @@ async def test_the_process_ends_on_sigterm_and_a_new_one_has_a_larger_term(tmp_p
             status = await leading_status(f"127.0.0.1:{port}", tmp_path)
             terms.append(status.term)
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 assert await process.wait() == 0
     assert terms[1] > terms[0] > 0
 

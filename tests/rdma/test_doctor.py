@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,25 +15,16 @@ from tests.rdma.vm.machine import Machine
 
 pytestmark = pytest.mark.timeout(700)
 MakeMachine = Callable[..., Machine]
-CLI = f"{interpreter.COMMAND} -m mooncache.cli"
-COUNTERS = (
-    "from mooncache.topology.counters import trouble_of; import json;"
-    " print(json.dumps({'counters': trouble_of('rxa0', 1)}))"
-)
-SAY = " | tr -d '\\n'; echo"
+GUEST = Path(__file__).resolve().parent / "guest"
 
 
 @pytest.fixture(scope="module")
-def said(vm: MakeMachine) -> list[dict[str, Any]]:
+def said(vm: MakeMachine, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The documents of: topology; doctor with one device configured and one port down; the port's counters."""
-    machine = vm(net="wire", rails=2, python=True, memory_mib=2048)
-    ended = machine.run(
-        f"{CLI} topology --json{SAY};"
-        " ip link set va1 down; sleep 1;"
-        f" MOONCACHE_RDMA_DEVICES=rxa0,rxa1 {CLI} doctor rdma --json{SAY};"
-        f' {interpreter.COMMAND} -c "{COUNTERS}"',
-        timeout_s=600,
-    )
+    share = tmp_path_factory.mktemp("share")
+    shutil.copy(GUEST / "doctor.py", share)
+    machine = vm(net="wire", rails=2, python=True, memory_mib=2048, share=share)
+    ended = machine.run(f"{interpreter.COMMAND} doctor.py", timeout_s=600)
     documents = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
     assert len(documents) == 3, ended.output[-6000:]
     return documents

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 import sys
 import tempfile
@@ -102,11 +101,3 @@ def plain_tokens(
         return tokens
 
     return ask
-
-
-@pytest.fixture(scope="session")
-def prompts() -> list[list[int]]:
-    """50 prompts of 100 to 4,096 tokens that share nothing."""
-    rng = random.Random(7)
-    lengths = [100, 128, 1024, 4096, *(rng.randrange(100, 4097) for _ in range(46))]
-    return [[rng.randrange(10, 8000) for _ in range(length)] for length in lengths]

@@ -5,6 +5,7 @@ Equal tokens alone prove nothing (a connector that caches nothing passes too), s
 
 import asyncio
 import json
+import random
 import re
 import subprocess
 import sys
@@ -51,11 +52,20 @@ def gateway_metrics(cluster: EmbeddedCluster) -> str:
         return str(response.read().decode())
 
 
+def some_prompts(count: int) -> list[list[int]]:
+    """Prompts of 100 to 4,096 tokens that share nothing, and others for each count."""
+    rng = random.Random(count)
+    lengths = [100, 128, 1024, 4096, *(rng.randrange(100, 4097) for _ in range(count - 4))]
+    return [[rng.randrange(10, 8000) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.deep)])
 async def test_prefill_and_decode_apart_give_the_tokens_of_one_engine(
     vllm_cluster: EmbeddedCluster,
     plain_tokens: Callable[[list[list[int]]], list[list[int]]],
-    prompts: list[list[int]],
+    count: int,
 ) -> None:
+    prompts = some_prompts(count)
     expected = await asyncio.to_thread(plain_tokens, prompts)
     gate = asyncio.Semaphore(2)
 

@@ -124,7 +124,7 @@ _MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(messages=_MESSAGES, tools=st.booleans())
 def test_any_conversation(
     model: tuple[PromptReader, Oracle], messages: list[dict[str, Any]], tools: bool
