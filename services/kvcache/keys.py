@@ -57,6 +57,7 @@ def request_keys(
     public_tokens: int = 0,
     public_salt: str = "",
     media: Sequence[Medium] = (),
+    private: bytes | None = None,
 ) -> bytes:
     """Keys of the complete blocks of `tokens`, 32 bytes each, concatenated.
 
@@ -66,11 +67,13 @@ def request_keys(
         salt: the request's private salt; "" for engines without tenants.
         public_tokens: leading tokens that may be shared under `public_salt`; rounded down to complete blocks.
         media: images, sounds and videos in the place of tokens.
+        private: the chain under `salt` where it is known already.
 
     Raises:
         InvalidArgument: invalid token ids, or public tokens without a public salt.
     """
-    private = chain_keys(salted(passport, salt), tokens, media)
+    if private is None:
+        private = chain_keys(salted(passport, salt), tokens, media)
     if public_tokens < passport.block_tokens or not private:
         return private
     if not public_salt:

@@ -302,7 +302,8 @@ def _decode(data: bytes) -> tuple[dict[str, object], dict[str, Raw]]:
     if not data.strip():
         raise bad_request("The body is empty; send a JSON object.")
     try:
-        data.decode("utf-8")  # parts that the parser skips have to be UTF-8 too
+        if not data.isascii():
+            data.decode("utf-8")  # parts that the parser skips have to be UTF-8 too
         return _OBJECT.decode(data), _RAW.decode(data)
     except UnicodeDecodeError as error:
         raise bad_request(f"The body is not UTF-8 (byte {error.start}).") from None

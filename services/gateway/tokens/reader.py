@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from mooncache.gateway.core.body import TokenizedPrompt
+from mooncache.gateway.tokens.chains import ChainMemo
 from mooncache.gateway.tokens.encoder import Encoder, EncodingPlan
 from mooncache.gateway.tokens.loading import load_templates, load_tokenizer
 from mooncache.gateway.tokens.template import ChatTemplates, Unreadable, flag
-from mooncache.kvcache.keys import content_passport, request_keys
+from mooncache.kvcache.keys import content_passport, request_keys, salted
 from mooncache.kvcache.passport import Passport
 
 _INLINE_CHARS = 16_384  # about 2 ms of tokenising: less than a hop to a thread costs under load
 _TOKEN_ID_MAX = 0xFFFF_FFFF
+
+# Of the memory: 32 tokens take two keys, 64 bytes, and twice 128 bytes as tokens.
+_KEYS_SHARE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,10 @@ class PromptReader:
         *,
         threads: int = 1,
         inline_chars: int = _INLINE_CHARS,
+        chains: ChainMemo | None = None,
     ) -> None:
         self._encoder = encoder
+        self._chains = chains or ChainMemo(0)
         self._templates = templates
         self._inline_chars = inline_chars
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
@@ -60,7 +66,7 @@ class PromptReader:
 
         Args:
             folder: holds tokenizer.json, tokenizer_config.json and perhaps chat_template.jinja.
-            cache_bytes: memory for tokens of earlier texts.
+            cache_bytes: memory for tokens and block keys of earlier texts.
             threads: threads for long texts.
 
         Raises:
@@ -71,8 +77,10 @@ class PromptReader:
         if loaded is None:
             return None
         tokenizer, specials = loaded
-        encoder = Encoder(tokenizer, cache_bytes=cache_bytes)
-        return cls(encoder, load_templates(folder, specials), threads=threads)
+        for_keys = cache_bytes // _KEYS_SHARE
+        encoder = Encoder(tokenizer, cache_bytes=cache_bytes - for_keys)
+        chains = ChainMemo(for_keys)
+        return cls(encoder, load_templates(folder, specials), threads=threads, chains=chains)
 
     def read(self, body: dict[str, Any], chat: bool, *, scope: str = "") -> Prompt | None:
         """Tokens of a request's prompts; None when only the engine can know them.
@@ -121,11 +129,20 @@ class PromptReader:
             return TokenizedPrompt(lengths, prompt.token_ids)
         longest = max(prompt.token_ids, key=len)
         public = self.public_tokens(fields, prompt, scope=salt) if public_salt else 0
+        content = content_passport(passport.block_tokens)
+        private, content_keys = self._chains.chain_keys(salted(passport, salt), content, longest, scope=salt)
         return TokenizedPrompt(
             lengths,
             prompt.token_ids,
-            keys=request_keys(passport, longest, salt=salt, public_tokens=public, public_salt=public_salt),
-            content_keys=content_passport(passport.block_tokens).chain_keys(longest),
+            keys=request_keys(
+                passport,
+                longest,
+                salt=salt,
+                public_tokens=public,
+                public_salt=public_salt,
+                private=private,
+            ),
+            content_keys=content_keys,
             public_tokens=public,
             block_tokens=passport.block_tokens,
             passport_root=passport.root(),
