@@ -21,7 +21,7 @@ RUN_PYTEST = scripts/pytest_twice.sh build/$@.log build/$@-again $(BIN)/python -
 heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
-.PHONY: help up test check lint format pytest deep-test native-test asan-test tsan-test fuzz-smoke wheel wheel-test release engine
+.PHONY: help up test check lint format pytest deep-test upgrade-test native-test asan-test tsan-test fuzz-smoke wheel wheel-test release engine
 .PHONY: bench bench-rdma soak sim figures proto docs stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -108,6 +108,10 @@ deep-test: $(VENV)/.dev ## the Python tests that `test` leaves out: more models,
 	$(call heading,pytest: deep)
 	@mkdir -p build
 	@$(RUN_PYTEST) -m deep $(PYTEST_ARGS)
+
+upgrade-test: $(VENV)/.dev ## a running cluster there and back under load; FROM=REVISION or FROM=WHEEL for a really older build
+	$(call heading,rolling upgrade$(if $(FROM), with $(FROM)))
+	@MOONCACHE_TEST_UPGRADE_FROM=$(FROM) $(BIN)/python -m pytest -q tests/cli/test_upgrade_live.py
 
 # ---- native ------------------------------------------------------------------------------------
 # Release is what ships, and the folder of the extension. Sanitizer builds keep assertions on; ASan and UBSan without

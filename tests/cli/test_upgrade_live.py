@@ -1,18 +1,20 @@
 """`mooncache upgrade`: a running cluster goes to another version and back, process by process, under load.
 
-The other version is this code under another number, in an environment of its own; `mooncache.bench.other_version` says
-what that shows. Every answer is compared with that of an empty cache, and every block is read all the time.
+The other version is this code under another number, in an environment of its own, or the older build that
+MOONCACHE_TEST_UPGRADE_FROM names: a wheel, or a revision (see `mooncache.bench.other_version`). Every answer is
+compared with that of an empty cache, and every block is read all the time.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from mooncache._version import __version__
-from mooncache.bench.other_version import make_other_version
+from mooncache.bench.other_version import UPGRADE_FROM, make_other_version
 from mooncache.bench.survival.upgrade import supervised, there_and_back, upgrade_with
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
@@ -21,7 +23,7 @@ from tests.hf_engine.conftest import model_folder
 __all__ = ["model_folder"]  # a fixture
 
 pytestmark = [
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(4500 if os.environ.get(UPGRADE_FROM) else 900),  # a revision is built first
     pytest.mark.skipif(
         bool(missing_modules("hf")), reason="needs the small engine: pip install 'mooncache[hf]'"
     ),
@@ -46,9 +48,10 @@ def test_every_process_there_and_back_under_load(tmp_path: Path, model_folder: P
         logs = [cluster.parts[name].log_path.read_text(encoding="utf-8") for name in ("node-1", "node-2")]
     assert not processes_of_run(cluster.run_id)
     assert [row for row in checked["findings"] if row["grade"] != "ok"] == []
-    assert (checked["order"], checked["rolled"]) == (FORWARD, [])
+    there, back = (FORWARD[::-1], FORWARD) if other.older else (FORWARD, FORWARD[::-1])
+    assert (checked["order"], checked["rolled"]) == (there, [])
     assert {row["version"] for row in checked["processes"]} == {__version__}
-    for way, order in ((seen.there, FORWARD), (seen.back, FORWARD[::-1])):
+    for way, order in ((seen.there, there), (seen.back, back)):
         assert [row["name"] for row in way["rolled"]] == order
         assert {row["version"] for row in way["rolled"]} == {way["version"]}
     assert {row["version"] for row in seen.back["processes"]} == {seen.there["version"]}, "all of them had it"

@@ -117,6 +117,10 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/upgrades.md", "python3 -m venv"): Cannot(
         "installs a release that is not there yet", instead=("tests/cli/test_upgrade_live.py",)
     ),
+    ("docs/upgrades.md", "make upgrade-test"): Cannot(
+        "builds the native code of an older revision: ten minutes, and a checkout with its history",
+        instead=("tests/cli/test_upgrade_live.py", "tests/bench/test_other_version.py"),
+    ),
     ("docs/upgrades.md", "MOONCACHE_RECORD_FRAMES"): Cannot(
         "writes files of a release into the repository", instead=("tests/proto/test_recorded.py",)
     ),

@@ -16,6 +16,7 @@ from mooncache.runtime import logs
 from tests.simulation.faults import FAULTS
 from tests.simulation.planted import OF_SERVING, PLANTED
 from tests.simulation.run import Outcome, run_seed
+from tests.simulation.situations import SITUATIONS
 from tests.simulation.world import SERVING_EVERY
 
 PROGRESS_S = 60.0
@@ -131,7 +132,7 @@ def _table(pool: multiprocessing.pool.Pool, seeds: range) -> int:
 
 def _coverage(coverage: Counter[tuple[str, str]]) -> None:
     print(f"| fault | {' | '.join(PHASES)} |\n|---|{'---|' * len(PHASES)}")
-    for kind in FAULTS:
+    for kind in (*FAULTS, *SITUATIONS):
         print(f"| {kind} | {' | '.join(str(coverage[kind, phase]) for phase in PHASES)} |")
 
 

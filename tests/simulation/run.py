@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from mooncache.conductor.core.progress import Phase
 from mooncache.conductor.core.records import EVENTS_MAX
-from tests.simulation import faults
+from tests.simulation import faults, situations
 from tests.simulation.channels import simulated
 from tests.simulation.conductors import SimConductor
 from tests.simulation.gateways import END_GRACE_S
@@ -70,6 +70,8 @@ async def _live(seed: int, loop: Scheduler, outcome: Outcome, lines: list[str] |
             world.build_pool()
             world.build_serving()
             await _until(world, faults.trouble(world))
+            if met := situations.drawn(world):
+                await _until(world, situations.meet(world, met))
             world.whole_since_s = world.clock.now_s()
             await _until(world, load_when_whole(world))
             world.calm = True

@@ -2,7 +2,7 @@
 
 Clients ask the same questions over and over, each time on a connection of its own, and compare the answers with those
 of an empty cache. Another client reads blocks that have two copies. The other version is this code under another
-number (`mooncache.bench.other_version`).
+number, or an older build that `MOONCACHE_TEST_UPGRADE_FROM` names (`mooncache.bench.other_version`).
 """
 
 from __future__ import annotations
