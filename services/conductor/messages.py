@@ -86,6 +86,7 @@ _TEXTS = (
     "passport_json",
     "host_id",
     "software_version",
+    "engine_token",
 )
 
 

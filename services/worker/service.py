@@ -124,6 +124,7 @@ class WorkerService(Service):
             role=InstanceRole(worker.role),
             host_id=config.client.host_id or host_id(),
             engine_key=key,
+            engine_token=self.token.fingerprint,
             url=url,
             engine_port=engine_port,
             incarnation=secrets.randbits(63) | 1,
@@ -140,11 +141,12 @@ class WorkerService(Service):
     async def tokens_changed(self) -> None:
         """The next engine is started with the key of the token that signs now."""
         self.state.next_engine_key = auth.engine_key(self.token)
+        self.state.next_engine_token = self.token.fingerprint
 
     def engine_token(self) -> str:
         """The engine takes the key that it was started with; one whose token is withdrawn is named, too."""
-        known = {auth.engine_key(token): token.fingerprint for token in self.tokens.tokens}
-        return known.get(self.state.engine_key, _WITHDRAWN)
+        mine = self.state.engine_token
+        return mine if mine in {token.fingerprint for token in self.tokens.tokens} else _WITHDRAWN
 
     def binds(self) -> Sequence[tuple[str, str]]:
         """The engine's port, too, unless the engine was opened elsewhere."""

@@ -61,7 +61,9 @@ class WorkerState:
     role: InstanceRole
     host_id: str
     engine_key: str = field(repr=False)  # that the engine was started with
+    engine_token: str  # fingerprint of the cluster token that it comes from
     next_engine_key: str = field(default="", repr=False)  # for its next start; "": the same
+    next_engine_token: str = ""
     model: str = ""
     model_name: str = ""
     tokenizer_path: str = ""
@@ -161,4 +163,5 @@ class WorkerState:
             max_sequences=min(facts.max_sequences or self.adapter.max_sequences, 0xFFFFFFFF),
             pool=facts.pool,
             software_version=__version__,
+            engine_token=self.engine_token,
         )

@@ -15,7 +15,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from mooncache.auth import cache_salt, engine_key, picker_key
+from mooncache.auth import (
+    TokenSet,
+    cache_salt,
+    engine_key,
+    new_cluster_token,
+    picker_key,
+    replace_token_file,
+)
 from mooncache.bench.operate.envoy import Envoy, EnvoySettings, bootstrap, find_envoy
 from mooncache.gateway.picker.service import PickerService
 from mooncache.kvcache.leg_hint import LegHint
@@ -254,6 +261,31 @@ async def test_envoy_tries_the_fallback_endpoints_in_order(tmp_path: Path, token
         for _ in range(4):  # a round robin would go to the stopped one, too
             assert (await there.answer(CHAT))[0] == 200
         assert len(bench.engines["d2"].requests) == 4
+
+
+async def test_each_engine_gets_the_key_that_it_was_started_with(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    """While two cluster tokens are valid, engines that were not started again take the key of the old one."""
+    async with proxied(tmp_path, tokenizer_folder) as there:
+        bench, engines = there.bench, there.bench.engines
+        old = bench.gateway.token
+        new = new_cluster_token()
+        tokens = {"d1": old.fingerprint, "d2": new.fingerprint}
+        fields = instance_fields(tokenizer_folder)
+        bench.conductor.set_instances(
+            [one.instance(**fields, engine_token=tokens.get(name, "")) for name, one in engines.items()]
+        )
+        replace_token_file(bench.gateway.config.cluster.token_path, TokenSet((new, old), salts=old))
+        for service in (bench.gateway, bench.conductor):
+            await until(lambda service=service: service.token == new)  # type: ignore[misc]
+        await until(
+            lambda: any(one.engine_token for one in bench.gateway.state.fleet.models[MODEL].instances)
+        )
+        bench.conductor.plans = [bench.plan("d1"), bench.plan("d2"), bench.plan("p1")]
+        for name, token in (("d1", old), ("d2", new), ("p1", new)):  # p1 does not say
+            assert (await there.answer(CHAT, headers=bench.auth()))[0] == 200
+            assert engines[name].headers[-1]["authorization"] == f"Bearer {engine_key(token)}"
 
 
 async def test_a_client_that_leaves_ends_both_legs(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -224,6 +224,9 @@ def test_fallbacks_follow_the_chosen_one() -> None:
     assert [one.instance_id for one in fallbacks(there, "i2", (), 5)] == ["i3", "i1"]
     assert [one.instance_id for one in fallbacks(there, "i3", ("i1",), 5)] == ["i2"]
     assert fallbacks(there, "i1", (), 0) == fallbacks([], "i1", (), 3) == []
+    there = [instance("i1"), instance("i2", engine_token="new"), instance("i3")]
+    assert [one.instance_id for one in fallbacks(there, "i1", (), 5)] == ["i3"], "Envoy has one key for all"
+    assert fallbacks(there, "i2", (), 5) == []
 
 
 def test_bodies_are_cut_into_pieces() -> None:

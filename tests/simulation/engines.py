@@ -318,6 +318,7 @@ class SimWorker:
             role=self.world.roles[self.engine_name],
             host_id=f"host-{self.engine_name}",
             engine_key="",
+            engine_token="",
             model_name=MODEL,
             url=f"http://{self.engine_name}",
             worker_run=self.rng.getrandbits(62) | 1,

@@ -40,6 +40,7 @@ async def test_the_conductor_knows_the_instance_and_its_cache(tmp_path: Path) ->
             "ready with its blocks",
         )
         assert view.instance.url == worker.state.url
+        assert view.instance.engine_token == worker.token.fingerprint
         request = pb.SetInstanceRequest(instance_id="fake-1", role=pb.INSTANCE_ROLE_DECODE, drain=True)
         await link.call("SetInstance", request, pb.SetInstanceResponse, 10)
         await until(lambda: worker.state.role == "decode", "decode")

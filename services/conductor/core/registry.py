@@ -59,6 +59,7 @@ class InstanceInfo:
     max_sequences: int = 0
     pool: bool = True
     software_version: str = ""
+    engine_token: str = ""  # fingerprint of the cluster token whose key its engine takes
     stages: int = 1  # of its pipeline
     ranks: int = 1  # of each stage (tensor parallel)
 

@@ -33,6 +33,7 @@ class EngineInstance:
     max_model_tokens: int = 0  # 0 when it does not say
     tokenizer_path: str = ""
     passport_json: str = ""  # "" without one
+    engine_token: str = ""  # fingerprint of the cluster token whose key it takes; "" when it does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,10 +63,17 @@ def fallbacks(
 ) -> list[EngineInstance]:
     """Instances that could generate instead of the chosen one, at most `count`.
 
-    They follow the chosen one in the list, so that the requests of an instance that ends go to different ones.
+    They follow the chosen one in the list, so that the requests of an instance that ends go to different ones. They
+    take the same key, since Envoy sends each of them the same headers.
     """
     left_out = {chosen, *excluded}
     at = next((number for number, one in enumerate(instances) if one.instance_id == chosen), 0)
     turned = [*instances[at + 1 :], *instances[:at]]
     able = [one for one in turned if one.can_generate and one.is_ready and one.instance_id not in left_out]
-    return able[:count]
+    token = token_of(instances, chosen)
+    return [one for one in able if one.engine_token == token][:count]
+
+
+def token_of(instances: Iterable[EngineInstance], instance_id: str) -> str:
+    """Fingerprint of the cluster token that an instance was started with; "" when it is not known."""
+    return next((one.engine_token for one in instances if one.instance_id == instance_id), "")

@@ -21,7 +21,7 @@ from mooncache.gateway.core import faults
 from mooncache.gateway.core.body import MODEL_CHARS_MAX, InferenceRequest, Prepared
 from mooncache.gateway.core.fleet import EngineInstance, FleetModel
 from mooncache.gateway.endpoints.completions import Intake, RequestDriver, infer
-from mooncache.gateway.picker.endpoints import fallbacks, host_and_port, outside
+from mooncache.gateway.picker.endpoints import fallbacks, host_and_port, outside, token_of
 from mooncache.gateway.picker.messages import MODEL_REWRITE
 from mooncache.gateway.picker.stream import SCOPE_KEY, ProcessorStream, ResponseHead
 from mooncache.gateway.shell.engines import DecodeSender, EngineAnswer, raise_refusal
@@ -108,7 +108,7 @@ class RoutedLegs(LegRunner):
         """Let Envoy send the decode leg. Raises what `Engines.post` does."""
         headers = {
             ":path": path,
-            "authorization": f"Bearer {self._stream.setup.engine_key()}",
+            "authorization": f"Bearer {self._stream.setup.engine_key(self._engine_token())}",
             "content-type": "application/json",
             "content-length": str(len(body)),
             "x-request-id": request_id,
@@ -121,6 +121,10 @@ class RoutedLegs(LegRunner):
         if answer.status != 200:
             await raise_refusal(answer)
         return answer
+
+    def _engine_token(self) -> str:
+        model = self._state.fleet.models.get(self._request.model)
+        return token_of(model.instances, self._planner.plan.decode.instance_id) if model else ""
 
     async def _fallbacks(self) -> list[str]:
         count = self._stream.setup.fallback_count

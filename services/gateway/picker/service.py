@@ -57,7 +57,7 @@ class PickerService(GatewayService):
         section = self.config.endpoint_picker
         server = PickerServer(
             build_picker_app(state),
-            PickerSetup(lambda: auth.engine_key(self.token), section.fallback_count),
+            PickerSetup(self._engine_key, section.fallback_count),
             keys=self._keys if section.key_required else None,
             request_count_max=self.config.gateway.request_count_max,
             health=self.health,
@@ -69,6 +69,11 @@ class PickerService(GatewayService):
         state.url = (
             f"grpc://{address(self.advertised_host(section.host, section.advertise_host), server.port)}"
         )
+
+    def _engine_key(self, engine_token: str) -> str:
+        """Of the token that the engine was started with; of the one that signs when that is not known here."""
+        of_engine = [token for token in self.tokens.tokens if token.fingerprint == engine_token]
+        return auth.engine_key(of_engine[0] if of_engine else self.token)
 
     def _keys(self) -> Sequence[str]:
         return [auth.picker_key(token) for token in self.tokens.tokens]

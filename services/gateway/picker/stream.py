@@ -36,9 +36,12 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PickerSetup:
-    """What every stream needs to know. engine_key: bearer key that engines ask for. fallback_count: see settings."""
+    """What every stream needs to know.
 
-    engine_key: Callable[[], str]
+    engine_key: bearer key of engines that were started with the token of a fingerprint. fallback_count: see settings.
+    """
+
+    engine_key: Callable[[str], str]
     fallback_count: int
 
 

@@ -57,4 +57,5 @@ def engine_instance_of(view: pb.InstanceView) -> EngineInstance:
         max_model_tokens=instance.max_model_tokens,
         tokenizer_path=instance.tokenizer_path,
         passport_json=instance.passport_json,
+        engine_token=instance.engine_token,
     )

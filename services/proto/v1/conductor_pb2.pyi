@@ -160,7 +160,7 @@ LIMIT_KIND_TOKENS_UNDER_WAY: LimitKind
 LIMIT_KIND_MONEY: LimitKind
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version")
+    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version", "engine_token")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class Instance(_message.Message):
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     role: InstanceRole
@@ -197,7 +198,8 @@ class Instance(_message.Message):
     max_sequences: int
     pool: bool
     software_version: str
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ...) -> None: ...
+    engine_token: str
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ..., engine_token: _Optional[str] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("waiting", "running", "kv_usage", "ttft_ms", "tbt_ms", "prompt_tokens_total", "output_tokens_total", "local_hit_tokens_total", "pool_hit_tokens_total")

@@ -205,6 +205,7 @@ def _launch(state: WorkerState) -> Launch:
     passport_path(state).unlink(missing_ok=True)
     if state.next_engine_key:
         state.engine_key, state.next_engine_key = state.next_engine_key, ""
+        state.engine_token = state.next_engine_token
         state.http.use_key(state.engine_key)
     number = state.supervision.starts + 1
     events = state.adapter.publishes_events and state.adapter.makes_passport
