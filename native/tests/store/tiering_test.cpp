@@ -65,7 +65,9 @@ class TieringTest : public ::testing::Test {
       ASSERT_EQ(put(*store_, i, kBlock, now_ms()), Code::kOk);
       ASSERT_TRUE(wait_for([&] { return i < 62 || disk("blocks") + 45 > i; })) << i;
     }
-    ASSERT_GT(all_present().size(), count * 4 / 5);
+    // Blocks that are being written lie nowhere meanwhile, which takes longer on a busy machine.
+    if (!wait_for([&] { return all_present().size() > count * 19 / 20; }))
+      ASSERT_GT(all_present().size(), count * 4 / 5);
   }
   std::vector<uint64_t> all_present(std::optional<Tier> tier = {}) {
     std::vector<uint64_t> found;
@@ -484,8 +486,8 @@ TEST_F(TieringTest, LargeBlocksGoDownAndComeUp) {
     ASSERT_EQ(put(*store_, 100 + i, kBlock, now_ms()), Code::kOk);
     ASSERT_TRUE(wait_for([&] { return i < 5 || disk("blocks") + 8 > 2 * i; })) << i;
   }
+  ASSERT_TRUE(wait_for([&] { return all_present(Tier::kSsd).size() > kCount / 2; }));
   const auto below = all_present(Tier::kSsd);
-  ASSERT_GT(below.size(), kCount / 2);
   EXPECT_EQ(disk("too_large_blocks"), 0u);
   for (const uint64_t number : below) EXPECT_TRUE(get(number)) << number;
   open_large();

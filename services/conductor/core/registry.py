@@ -96,7 +96,7 @@ class Instance:
     next_report_s: float = 0.0  # after how long it is to report again
     suspect_at_s: float = 0.0  # when its silence means something
     gone_at_s: float = 0.0  # when it is forgotten
-    sequence: int = 0
+    sequence: int = 0  # of its last cache changes that were taken in; 0: none were
     want_full: bool = False
     surplus: int = 0  # of the last report
     foreign: int = 0

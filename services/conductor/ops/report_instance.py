@@ -25,10 +25,12 @@ async def handle(
     state.note(lambda: pb.JournalEntry(reported=request))
     if request.changes.full:
         state.full_wanted.discard(request.instance_id)
+    # A worker that was registered with a conductor before this one need not tell its cache again by itself.
+    unheard = not instance.sequence
     return pb.ReportInstanceResponse(
         role=INSTANCE_ROLE_NUMBERS[instance.role],
         drain=instance.drain_wanted,
-        want_full=instance.want_full or request.instance_id in state.full_wanted,
+        want_full=instance.want_full or unheard or request.instance_id in state.full_wanted,
         role_pinned=instance.role_pinned,
         report_interval_ms=max(1, int(instance.next_report_s * 1e3)),
         term=state.leadership.term,
