@@ -66,7 +66,7 @@ def test_wishes_of_operators_reach_the_worker(tmp_path: Path) -> None:
         await c.register(*pair())
         await c.call("SetInstance", pb.SetInstanceRequest(instance_id="p", role=DECODE, drain=True))
         wish = await c.report("p")
-        assert (wish.role, wish.drain, wish.want_full) == (DECODE, True, False)
+        assert (wish.role, wish.drain) == (DECODE, True)
         await c.call("SetInstance", pb.SetInstanceRequest(instance_id="p", drain=False))
         assert not (await c.report("p")).drain
         with pytest.raises(errors.InstanceUnknown):
@@ -80,7 +80,11 @@ def test_caches_reports_gaps_and_new_incarnations(tmp_path: Path) -> None:
 
     async def scenario(c: Conductor) -> None:
         await c.register(instance("p1", PREFILL), instance("p2", PREFILL), instance("d", DECODE))
-        await c.report("p2", changes=pb.CacheChanges(stored=keys[: 32 * 48], sequence=1))
+        assert (await c.report("p2")).want_full, (
+            "nothing was heard of its cache: an earlier conductor may know it"
+        )
+        wish = await c.report("p2", changes=pb.CacheChanges(stored=keys[: 32 * 48], sequence=1))
+        assert not wish.want_full and not (await c.report("p2")).want_full
         plan = await c.schedule("r1", keys)
         assert (plan.prefill.instance_id, plan.local_hit_tokens) == ("p2", 48 * BLOCK)
         wish = await c.report("p2", changes=pb.CacheChanges(removed=keys, sequence=3))
