@@ -137,10 +137,13 @@ class EtcdCoordinator:
     async def _try_to_win(self, floor: int) -> Leadership | None:
         """One attempt: create the leader key under our lease when it is absent or, from a lost answer, ours already."""
         lease = self._lease
+        if not lease:  # it ended since it was waited for; a key without one would never end
+            return None
         answer = await self._call(
             self._api.range(pb.RangeRequest(key=self._leader_key), self._call_timeout_s)
         )
-        if answer.kvs and answer.kvs[0].lease != lease:
+        # No leader has a key without a lease: an earlier version left it, and it would never end.
+        if answer.kvs and answer.kvs[0].lease not in (lease, 0):
             return None
         if answer.kvs:
             unchanged = pb.Compare(
