@@ -12,6 +12,7 @@ import pytest
 
 from mooncache.cluster.embedded import ClusterSettings, EmbeddedCluster
 from tests.connectors.test_vllm_engine import greedy_by_transformers, prompt
+from tests.connectors.vllm_processes import ENGINE_ENVIRONMENT
 
 pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
 pytestmark = [pytest.mark.vllm, pytest.mark.deep, pytest.mark.timeout(600)]
@@ -36,15 +37,7 @@ def test_two_ranks_save_and_load_and_follow_their_weights(tmp_path: Path) -> Non
                 *(sys.executable, str(SCRIPT), str(model), str(other), str(asked), str(answered)),
                 *(str(cluster.state_dir), cluster.master_target),
             ],
-            env={
-                **os.environ,
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_NO_USAGE_STATS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            },
+            env=os.environ | ENGINE_ENVIRONMENT,
             stdout=output,
             stderr=output,
             timeout=500,

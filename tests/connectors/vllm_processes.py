@@ -17,6 +17,15 @@ from tests.groups import stop_after
 
 ENGINE_S = 900
 SCRIPT = Path(__file__).with_name("preloaded_vllm.py")
+ENGINE_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+"""Of a small engine beside others on few cores."""
 
 
 class _Preloaded:
@@ -32,15 +41,7 @@ class _Preloaded:
             stdout=subprocess.PIPE,
             stderr=self._log,
             pass_fds=(reading,),
-            env={
-                **os.environ,
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_NO_USAGE_STATS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            },
+            env=os.environ | ENGINE_ENVIRONMENT,
         )
         os.close(reading)
 
