@@ -31,10 +31,10 @@ up: $(VENV)/.up ## set everything up and run it on this machine: gateway, engine
 
 # The Python tests mostly wait, compilers never do: both run side by side, and the native side gives way. Builds come
 # one after another; their tests run while the next one compiles. The output of each stage comes whole, at its end
-# (that of pytest meanwhile: build/pytest.log).
+# (that of pytest meanwhile: build/pytest.log). A stage that fails stops no other; the end names those that failed.
 STAGES := native-test lint pytest asan-test tsan-test fuzz-smoke wheel-test
 test: $(VENV)/.dev build/release/.built ## set up and pass all tests
-	@$(MAKE) -j 8 --output-sync=target NICE='nice -n 10' IN_TURN=1 $(STAGES)
+	@scripts/stages.sh build/test.log $(MAKE) -k -j 8 --output-sync=target NICE='nice -n 10' IN_TURN=1 $(STAGES)
 	@if [ -s build/pytest-again ]; then printf '\nall tests passed; these only in a second run, alone:\n'; cat build/pytest-again; \
 	else printf '\nall tests passed\n'; fi
 
