@@ -107,18 +107,25 @@ def cached_answer(engine: Any, tokens: list[int], sampling: Any) -> Any:
     """Ask again until blocks come from the pool: saves end a moment after their request."""
     deadline_s = time.monotonic() + WAIT_MS / 1000
     while True:
-        engine.reset_prefix_cache()
+        empty_own_cache(engine)
         (answer,) = engine.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
         if answer.num_cached_tokens or time.monotonic() > deadline_s:
             return answer
+
+
+def empty_own_cache(engine: Any) -> None:
+    """vLLM's own cache; it refuses while saves pin blocks, and what it has left would pass for blocks of the pool."""
+    deadline_s = time.monotonic() + WAIT_MS / 1000
+    while not engine.reset_prefix_cache():
+        assert time.monotonic() < deadline_s, "blocks stay pinned"
+        engine.llm_engine.step()  # the end of a save is heard in a step
 
 
 def forget(engine: Any) -> None:
     """Neither vLLM's own cache nor the bytes of its blocks are left."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    while not engine.reset_prefix_cache():
-        engine.llm_engine.step()  # saves pin blocks until their end is heard
+    empty_own_cache(engine)
     for view in get_kv_transfer_group()._worker._mover._memory.buffers():
         view[:] = bytes(len(view))
 

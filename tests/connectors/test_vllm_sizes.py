@@ -32,6 +32,12 @@ def _read(tokens: list[int]) -> dict[str, Any]:
     return _ask(tokens, wait_tokens=WHOLE)
 
 
+def _said(cluster: EmbeddedCluster, *answers: dict[str, Any]) -> str:
+    """What connectors report of their requests, and what the pool says of itself."""
+    logs = sorted((cluster.state_dir / "logs").iterdir())
+    return "\n".join([*(str(answer["reported"]) for answer in answers), *(log.read_text() for log in logs)])
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[EmbeddedCluster]:
     settings = ClusterSettings(state_dir=tmp_path / "pool", nodes=1, capacity_bytes=256 << 20, port=0)
@@ -55,7 +61,8 @@ def test_engines_of_one_and_two_ranks_read_each_others_blocks(
     alone = engines.answers("by-rank", _ask(first), **ONE_RANK)[0]
     assert [one["tokens"] for one in (written, alone, read)] == [by_transformers(first, MAX_TOKENS)] * 3
     assert [one["tokens"] for one in (other, back)] == [by_transformers(second, MAX_TOKENS)] * 2
-    assert (written["cached"], read["cached"], back["cached"]) == (WHOLE, WHOLE, WHOLE)
+    cached = (written["cached"], read["cached"], back["cached"])
+    assert cached == (WHOLE, WHOLE, WHOLE), _said(cluster, written, read, back)
     assert alone["cached"] == 0, "blocks by rank have other keys"
 
 
