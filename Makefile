@@ -83,7 +83,8 @@ lint: $(VENV)/.dev ## ruff, clang-format, mypy, generated code up to date
 	$(call heading,lint)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
+	@echo '$(BIN)/clang-format --dry-run -Werror ($(words $(FORMATTED)) files)'
+	@$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/python scripts/gen_protos.py --check
 	$(BIN)/python scripts/native_stub.py --check
 	$(BIN)/python scripts/gen_docs.py --check

@@ -66,8 +66,9 @@ class TieringTest : public ::testing::Test {
       ASSERT_TRUE(wait_for([&] { return i < 62 || disk("blocks") + 45 > i; })) << i;
     }
     // Blocks that are being written lie nowhere meanwhile, which takes longer on a busy machine.
-    if (!wait_for([&] { return all_present().size() > count * 19 / 20; }))
+    if (!wait_for([&] { return all_present().size() > count * 19 / 20; })) {
       ASSERT_GT(all_present().size(), count * 4 / 5);
+    }
   }
   std::vector<uint64_t> all_present(std::optional<Tier> tier = {}) {
     std::vector<uint64_t> found;
