@@ -40,7 +40,7 @@ ENV: Final = {
     # Full long before the middle of a run, so that what grows afterwards is not a cache.
     "MOONCACHE_HF_KV_CACHE_BYTES": str(128 << 20),
 }
-Samples = dict[str, list[float]]
+SoakSamples = dict[str, list[float]]
 """For each process what was seen of it, in the order of time."""
 
 
@@ -92,8 +92,8 @@ def run(options: SoakOptions, progress: Progress) -> Report:
 
 async def _soak(cluster: EmbeddedCluster, options: SoakOptions, report: Report, progress: Progress) -> None:
     tally = Tally()
-    memory: Samples = {}
-    descriptors: Samples = {}
+    memory: SoakSamples = {}
+    descriptors: SoakSamples = {}
 
     def sample() -> None:
         for name, pid in pids_of(cluster).items():
@@ -129,7 +129,7 @@ def tally_rows(tally: Tally, seconds: float) -> list[Row]:
     return rows
 
 
-def flat_rows(what: str, samples: Samples, unit: str) -> list[Row]:
+def flat_rows(what: str, samples: SoakSamples, unit: str) -> list[Row]:
     """A row for each process: the median of the last eighth of the run may be 1.1 times that of the fifth at most."""
     rows = []
     for name, values in samples.items():
