@@ -3,7 +3,7 @@
 #   scripts/fault_soak.sh PROGRAM FIRST_SEED SEEDS
 set -u -o pipefail
 program=$1 first=$2 count=$3
-filter='DiskFaults*:Kept*:SharedFaults*'
+filter='DiskFaults*:Kept*:ObjectListing*'
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 for ((seed = first; seed < first + count; ++seed)); do

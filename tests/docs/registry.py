@@ -317,7 +317,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         QUIET + " with two vLLM engines", ("tests/serving/test_vllm.py",)
     ),
     ("docs/benchmarks/serving.md", "mooncache bench serving soak"): Cannot(
-        "takes minutes", ("tests/cluster/test_faults.py",)
+        "takes minutes", ("tests/bench/test_soak.py",)
     ),
     ("docs/simulation.md", "python -m tests.simulation"): Cannot(
         "needs the sources, not the installed package", ("tests/simulation/test_simulation.py",)

@@ -50,15 +50,22 @@ class TurnsOptions:
 
 @contextmanager
 def cluster_of(
-    options: TurnsOptions, name: str, env: dict[str, str], prefill: int, decode: int = 1
+    options: TurnsOptions,
+    name: str,
+    env: dict[str, str],
+    prefill: int,
+    decode: int = 1,
+    *,
+    capacity_bytes: int = 1 << 30,
 ) -> Iterator[EmbeddedCluster]:
-    """A cluster of its own in a folder of its own, gone afterwards."""
+    """A cluster of its own in a folder of its own, gone afterwards. `capacity_bytes` is of each store node."""
     with tempfile.TemporaryDirectory(prefix=f"mooncache-bench-{name}-") as folder:
         settings = ClusterSettings(
             state_dir=Path(folder),
             engine=options.engine,
             model=options.model,
             model_name="bench",
+            capacity_bytes=capacity_bytes,
             prefill=prefill,
             decode=decode,
             port=0,
