@@ -357,7 +357,10 @@ class Client:
         return self._engine.remove_many(keys, timeout_s, node)
 
     def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
-        """Keep the block from eviction for `ttl_s` seconds on every node that holds it. False when there is none."""
+        """Keep the block from eviction for `ttl_s` seconds on every node that holds it. False when there is none.
+
+        A block has one pin, whoever set it: a later call sets its end anew, earlier or later.
+        """
         return not _missed(self._engine.pin_many([key], ttl_s, timeout_s).codes[0], "pin")
 
     def pin_many(
@@ -367,7 +370,7 @@ class Client:
         return self._engine.pin_many(keys, ttl_s, timeout_s)
 
     def unpin(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """Take the pin back. False when there is no such block."""
+        """Take the block's pin back, whoever set it. False when there is no such block."""
         return not _missed(self._engine.unpin_many([key], timeout_s).codes[0], "unpin")
 
     def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:
