@@ -357,10 +357,7 @@ class Client:
         return self._engine.remove_many(keys, timeout_s, node)
 
     def pin(self, key: Key, *, ttl_s: float = 60.0, timeout_s: float | None = None) -> bool:
-        """Keep the block from eviction for `ttl_s` seconds on every node that holds it. False when there is none.
-
-        A block has one pin, whoever set it: a later call sets its end anew, earlier or later.
-        """
+        """Keep the block from eviction for `ttl_s` seconds on every node that holds it. False when there is none."""
         return not _missed(self._engine.pin_many([key], ttl_s, timeout_s).codes[0], "pin")
 
     def pin_many(
