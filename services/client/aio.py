@@ -325,7 +325,7 @@ class AsyncClient:
         return await self._run(self._engine.pin_many, keys, ttl_s, timeout_s)
 
     async def unpin(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """Take the pin back. False when there is no such block."""
+        """Take the block's pin back, whoever set it. False when there is no such block."""
         return not _missed((await self.unpin_many([key], timeout_s=timeout_s)).codes[0], "unpin")
 
     async def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:

@@ -367,7 +367,7 @@ class Client:
         return self._engine.pin_many(keys, ttl_s, timeout_s)
 
     def unpin(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """Take the pin back. False when there is no such block."""
+        """Take the block's pin back, whoever set it. False when there is no such block."""
         return not _missed(self._engine.unpin_many([key], timeout_s).codes[0], "unpin")
 
     def unpin_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> res.BatchResult:

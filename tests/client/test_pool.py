@@ -24,6 +24,7 @@ from mooncache.errors import (
     KeyInvalid,
     NodeUnavailable,
     NotFound,
+    Pinned,
     TooLarge,
     Unauthenticated,
     UnknownNode,
@@ -164,6 +165,17 @@ def test_stat_pin_and_remove(pool: mooncache.Client) -> None:
     assert pool.remove("statted")
     assert not pool.remove("statted")
     assert pool.get("statted") is None
+
+
+def test_a_block_has_one_pin_whoever_set_it(cluster: EmbeddedCluster, pool: mooncache.Client) -> None:
+    with mooncache.connect(**cluster.client_settings()) as other:
+        pool.put("one pin", b"x")
+        assert pool.pin("one pin", ttl_s=60)
+        assert other.pin("one pin", ttl_s=60)
+        with pytest.raises(Pinned):
+            other.remove("one pin")
+        assert other.unpin("one pin")
+        assert pool.remove("one pin")
 
 
 def test_one_node_s_copy_is_removed(pool: mooncache.Client) -> None:

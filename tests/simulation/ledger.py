@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.simulation.model_store import BlockName
+from tests.simulation.model_store import BlockName, short_name
+from tests.simulation.pins import PinLedger
 
 
 class BrokenInvariantError(AssertionError):
@@ -40,7 +41,7 @@ class Ledger:
         ] = {}  # call -> who has the block, as of when
         self._lost: dict[tuple[str, BlockName], int] = {}  # a node's copy -> when it last went
         self._terms: dict[int, str] = {}
-        self._pinned_s: dict[BlockName, float] = {}
+        self.pins = PinLedger(now_s, self.fail)
         self.counts: Counter[str] = Counter()
 
     def fail(self, rule: str, text: str) -> None:
@@ -78,18 +79,9 @@ class Ledger:
         self.counts["reads"] += 1
         if data != name:
             self.fail(
-                "no foreign bytes", f"{who} read block {_short(name)} and got the bytes of {_short(data)}"
+                "no foreign bytes",
+                f"{who} read block {short_name(name)} and got the bytes of {short_name(data)}",
             )
-
-    # --- pins of the master's callers
-
-    def pin(self, name: BlockName, until_s: float) -> None:
-        """A client was told that a block is pinned until then."""
-        self._pinned_s[name] = max(self._pinned_s.get(name, 0.0), until_s)
-
-    def unpin(self, name: BlockName) -> None:
-        """A client gives a pin back; what others hold at that time is not known."""
-        self._pinned_s.pop(name, None)
 
     # --- copies
 
@@ -107,12 +99,7 @@ class Ledger:
         self.counts[reason] += 1
         key = name[1]
         self._lost[node, name] = next(self._moments)
-        if (
-            reason == "evicted"
-            and self._now_s() < self._pinned_s.get(name, 0.0)
-            and not self._elsewhere(node, name)
-        ):
-            self.fail("pins hold", f"{node} evicted the last copy of {_short(name)}, which is pinned")
+        self.pins.copy_lost(node, name, reason)
         if reason in ("evicted", "corrupt"):
             self._safe.pop(name, None)
             self._other_loss_s[name] = self._now_s()
@@ -120,19 +107,21 @@ class Ledger:
         if key in self.removed or self._elsewhere(node, name):
             return
         if key in self.durable and name in self._safe and self.faults - self._safe[name] <= 1:
-            self.fail("two replicas", f"a command at {node} took the last copy of {_short(name)}")
+            self.fail("two replicas", f"a command at {node} took the last copy of {short_name(name)}")
         if reason == "removed":
             # Whoever drops a copy has asked another node for its own before; that one may have lost it since.
             asked = self._confirmed.get((call, name), {})
             if not any(self._lost.get((other, name), 0) > at for other, at in asked.items()):
-                self.fail("last copy", f"{node} dropped {_short(name)}, and no other node was asked for it")
+                self.fail(
+                    "last copy", f"{node} dropped {short_name(name)}, and no other node was asked for it"
+                )
         elif self._now_s() - self._other_loss_s.get(name, -1e9) > 30.0:
-            self.fail("last copy", f"a command at {node} took the only copy of {_short(name)}")
+            self.fail("last copy", f"a command at {node} took the only copy of {short_name(name)}")
 
     def process_died(self, node: str, names: Iterable[BlockName], *, kept: bool) -> None:
         """A store node's process ended. kept: its blocks are on a disk; else its memory is gone."""
         self.faults += 1
-        self._pinned_s.clear()  # a pin lives in one node's memory, and it is not known here in whose
+        self.pins.process_died(node)
         for name in names:
             self._lost[node, name] = next(self._moments)
             if kept:
@@ -141,7 +130,7 @@ class Ledger:
             if self._elsewhere(node, name):
                 continue
             if name in self._safe and self.faults - self._safe[name] <= 1:
-                self.fail("two replicas", f"{_short(name)} was on two nodes and went with {node} alone")
+                self.fail("two replicas", f"{short_name(name)} was on two nodes and went with {node} alone")
             self._safe.pop(name, None)
 
     def _elsewhere(self, node: str, name: BlockName) -> bool:
@@ -156,7 +145,3 @@ class Ledger:
     def ended_late(self, who: str, what: str, limit_s: float) -> None:
         """A call or a request took longer than its own limit allows."""
         self.fail("every request ends", f"{what} of {who} has not ended {limit_s:g} s after its deadline")
-
-
-def _short(name: object) -> str:
-    return f"{name[0] % 1000}/{name[1].hex()[:8]}" if isinstance(name, tuple) else repr(name)

@@ -110,8 +110,8 @@ class ModelStore:
         for key in split(keys):
             held = self.held.get((tenant, key))
             codes.append(errors.OK if held else errors.NotFound.code)
-            if held:
-                held.pinned_until_s = max(held.pinned_until_s, self._now_s() + ttl_ms / 1e3)
+            if held:  # a repeat sets a new end, earlier or later
+                held.pinned_until_s = self._now_s() + ttl_ms / 1e3
         return codes
 
     def unpin(self, tenant: int, keys: bytes, /) -> list[int]:
@@ -266,3 +266,8 @@ class ModelStore:
 
 def split(keys: bytes) -> list[bytes]:
     return [keys[at : at + 32] for at in range(0, len(keys), 32)]
+
+
+def short_name(name: object) -> str:
+    """A block's name as it is reported."""
+    return f"{name[0] % 1000}/{name[1].hex()[:8]}" if isinstance(name, tuple) else repr(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mooncache import errors
@@ -10,7 +11,7 @@ from mooncache.auth import tenant_id
 from mooncache.client.keys import split_keys
 from mooncache.client.master_link import MasterLink
 from mooncache.errors import MooncacheError
-from mooncache.proto.v1 import common_pb2, master_pb2
+from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
 from mooncache.runtime.duties import Duty, DutyRunner
 from mooncache.runtime.rpc import MASTER_SERVICE, STORE_NODE_SERVICE, CallContext, Handler, RpcTable
 from mooncache.runtime.run_op import OpRunner
@@ -118,9 +119,22 @@ class SimNode:
                 self.world.ledger.obeyed(
                     self.node_id, self.state.identity.incarnation, request.fence, newest, method
                 )
+            if method in ("PinBlocks", "UnpinBlocks"):
+                self._note_pins(request, answer.codes)
             return answer
 
         return watched
+
+    def _note_pins(self, request: Any, codes: Iterable[int]) -> None:
+        """A node has pinned blocks, or taken pins back."""
+        pins = self.world.ledger.pins
+        for key, code in zip(split_keys(request.keys), codes, strict=True):
+            if code != errors.OK:
+                continue
+            if isinstance(request, store_node_pb2.NodePinBlocksRequest):
+                pins.taken(self.node_id, (request.tenant_id, key), request.ttl_ms)
+            else:
+                pins.released(self.node_id, (request.tenant_id, key))
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of the model is broken; look at what counts as reported."""

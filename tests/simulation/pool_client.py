@@ -38,7 +38,6 @@ class PoolClient:
         self.rng = random.Random(world.rng.random())
         self.line = f"{name}#{self.rng.getrandbits(32):08x}"
         self.view = ClusterView()
-        self.pinned: dict[tuple[str, int, BlockName], float] = {}
         self.copied: deque[BlockName] = deque(maxlen=8)  # blocks of which more copies were made for a load
         self.process.run(self._build)
         self.process.spawn(self.keeper.run())
@@ -196,17 +195,17 @@ class PoolClient:
         self.copied.append(name)
 
     async def pin(self) -> None:
-        """Pin a block for a while; until then no node that said OK may let it go."""
-        name = self.world.cache_block(self.rng)
-        ttl_s, tenant = self.rng.uniform(1.0, 6.0), self.world.tenant_name(name)
-        begun_s, deaths = self.clock.now_s(), self.world.ledger.faults
-        request = master_pb2.PinBlocksRequest(keys=name[1], ttl_ms=round(ttl_s * 1e3), tenant=tenant)
+        """Pin a block for a while; some give it back soon."""
+        name, pins = self.world.cache_block(self.rng), self.world.ledger.pins
+        ttl_ms, tenant = round(self.rng.uniform(1.0, 6.0) * 1e3), self.world.tenant_name(name)
+        asked_s = self.clock.now_s()
+        pins.asks(name, ttl_ms)
+        request = master_pb2.PinBlocksRequest(keys=name[1], ttl_ms=ttl_ms, tenant=tenant)
         answer = await self.call("PinBlocks", request)
-        # When a node has died meanwhile, it may be the one that pinned the block.
-        if answer.codes[0] == errors.OK and deaths == self.world.ledger.faults:
-            self.world.ledger.pin(name, begun_s + ttl_s)
+        if answer.codes[0] == errors.OK:
+            pins.promised(name, asked_s, ttl_ms)
             if self.rng.random() < 0.3:
-                self.world.ledger.unpin(name)
+                pins.gives_back(name)
                 await self.call("UnpinBlocks", master_pb2.UnpinBlocksRequest(keys=name[1], tenant=tenant))
 
     async def drain(self) -> None:

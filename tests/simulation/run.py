@@ -51,7 +51,7 @@ def run_seed(seed: int, planted: str = "", *, lines: list[str] | None = None) ->
     try:
         asyncio.set_event_loop(loop)
         with bug(planted):
-            loop.run_until_complete(_live(seed, loop, outcome, lines, planted))
+            loop.run_until_complete(_live(seed, loop, outcome, lines))
     finally:
         asyncio.set_event_loop(None)
         loop.close()
@@ -62,7 +62,7 @@ def run_seed(seed: int, planted: str = "", *, lines: list[str] | None = None) ->
     return outcome
 
 
-async def _live(seed: int, loop: Scheduler, outcome: Outcome, lines: list[str] | None, planted: str) -> None:
+async def _live(seed: int, loop: Scheduler, outcome: Outcome, lines: list[str] | None) -> None:
     world = World(seed, loop)
     world.trace.lines = lines
     try:
@@ -70,7 +70,7 @@ async def _live(seed: int, loop: Scheduler, outcome: Outcome, lines: list[str] |
             world.build_pool()
             world.build_serving()
             await _until(world, faults.trouble(world))
-            if met := situations.drawn(world, planted):
+            if met := situations.drawn(world):
                 await _until(world, situations.meet(world, met))
             world.whole_since_s = world.clock.now_s()
             await _until(world, load_when_whole(world))

@@ -23,8 +23,6 @@ SHARE = 0.5
 SITUATIONS: dict[str, Fault] = {}
 """Name -> what brings it about; it says whether it came about."""
 _OF_ETCD = "lease_ends_in_campaign"
-_UNEXPLAINED: tuple[str, ...] = ("another_life_unknown",)
-"""They break seeds of the code as it is (docs/simulation.md), so they are met with a planted bug only."""
 _LEADER_KEY = b"/masters/leader"
 _WHOLE_MAX_S = 20.0
 _MOMENT_S = 0.0005
@@ -36,13 +34,12 @@ def situation(work: Fault) -> Fault:
     return work
 
 
-def drawn(world: World, planted: str) -> str:
-    """The situation that a seed meets, one that its cluster can meet; "" for none. planted: the bug, or ""."""
+def drawn(world: World) -> str:
+    """The situation that a seed meets, one that its cluster can meet; "" for none."""
     rng = random.Random(f"situation {world.seed}")
     if rng.random() >= SHARE:
         return ""
-    name = rng.choice([name for name in sorted(SITUATIONS) if name != _OF_ETCD or _has_etcd(world)])
-    return name if planted or name not in _UNEXPLAINED else ""
+    return rng.choice([name for name in sorted(SITUATIONS) if name != _OF_ETCD or _has_etcd(world)])
 
 
 async def meet(world: World, name: str) -> None:
