@@ -66,8 +66,9 @@ TEST_F(NamesTest, ANodeWhoseNameIsNotResolvedIsGivenUpByName) {
   const auto client = client_for({infos_[0]}, config);
   const Status status = client->ping(infos_[0].index, {}).status();
   EXPECT_EQ(status.code, Code::kNodeUnavailable) << status.message;
+  // The resolver's thread may not even have begun: a lookup without a caller is dropped then.
   EXPECT_NE(status.message.find("slow.fake"), std::string::npos) << status.message;
-  EXPECT_TRUE(FakeNames::get().wait_for_waiting(1));
+  EXPECT_NE(status.message.find("not resolved in time"), std::string::npos) << status.message;
 }
 
 }  // namespace
