@@ -29,7 +29,7 @@ _DIMENSIONS = 4
 _TYPES: Final = frozenset({"torch.float32", "torch.float16", "torch.bfloat16"})
 _FROM_FILES: Final = frozenset({"auto", "hf", "safetensors", "pt", "mistral"})
 """Loaders of vLLM that take a model's weights from the files of its folder and from nowhere else."""
-_MARGIN_NS: Final = 2_000_000_000
+CHANGE_MARGIN_NS: Final = 2_000_000_000
 """Between the clock of a file system and that of this machine, beside coarse times of files."""
 
 
@@ -118,7 +118,7 @@ def why_not_of_files(config: Any) -> str:
     if speculation(config.speculative_config) != speculation(None):
         return "a draft model has weights of its own"
     folder = identity.resolve_model(str(config.model_config.model), config.model_config.revision)
-    if identity.weights_changed_ns(folder) + _MARGIN_NS > _process_started_ns():
+    if identity.weights_changed_ns(folder) + CHANGE_MARGIN_NS > _process_started_ns():
         return "the model's files changed after this process began"
     return ""
 
