@@ -215,7 +215,7 @@ def worker(
     *,
     model: Annotated[str | None, Parameter(help="Folder of the model, or its id on a hub.")] = None,
     model_name: Annotated[str | None, Parameter(help="Name by which clients request the model.")] = None,
-    engine: Annotated[str | None, Parameter(help="vllm or hf.")] = None,
+    engine: Annotated[str | None, Parameter(help="vllm, sglang or hf.")] = None,
     role: Annotated[str | None, Parameter(help="prefill, decode or both.")] = None,
     attach: Annotated[str | None, Parameter(help="URL of a running engine to attach to.")] = None,
     instance_id: Annotated[str | None, Parameter(help="Name of the instance, stable over restarts.")] = None,

@@ -134,6 +134,11 @@ def choose_engine(asked: str) -> tuple[EngineKind, str]:
         install = _HOW_TO_INSTALL[EngineKind.HF]
         why = f"No engine is installed ({missing} missing), so a pool alone is started. To install one: {install}."
         return EngineKind.NONE, why
+    if asked == "sglang":
+        raise InvalidArgument(
+            "`mooncache up` starts no SGLang engines. Start each by `mooncache worker --engine sglang --model FOLDER`, "
+            "beside master, store nodes, conductor and gateway."
+        )
     if asked not in set(EngineKind):
         raise InvalidArgument(f"--engine must be auto, vllm, hf or none; got {asked!r}.")
     engine = EngineKind(asked)

@@ -1,8 +1,9 @@
 """Addresses of the caller become buffers: what the original calls zero-copy.
 
 The caller promises that an address is valid for its size until the call returns, and of a registered buffer until it is
-taken back: as with the original, a wrong address ends the process. A range of a registered buffer is a slice of one
-view of it, which costs less than a view of its own.
+taken back. Memory that is registered is looked up in the process's mappings first; elsewhere a wrong address ends the
+process, as with the original. A range of a registered buffer is a slice of one view of it, which costs less than a view
+of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _MEMORY_TYPE, _DEVICE_ORDINAL = 2, 9  # attributes of cuPointerGetAttribute
 _DEVICE_MEMORY = 2
 _ADDRESS_END = 1 << 64
+_MS_ASYNC = 1  # of msync(2): nothing is written; it only fails with ENOMEM where something is not mapped
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,14 @@ def view_of(address: int, size: int) -> ObjectPart:
     if ordinal is not None:
         return DeviceRange(address, size, ordinal)
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
+
+
+def check_mapped(address: int, size: int) -> None:
+    """Raises InvalidArgument when a range is not memory of this process as a whole."""
+    _check(address, size)
+    first = address - address % mmap.PAGESIZE
+    if _libc.msync(first, address + size - first, _MS_ASYNC):
+        raise InvalidArgument(f"{size} bytes at {address:#x} are not all memory of this process.")
 
 
 def part_of(whole: ObjectPart, offset: int, size: int) -> ObjectPart:

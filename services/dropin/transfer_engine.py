@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Final, ParamSpec
 
 from mooncache.dropin import settings
+from mooncache.dropin.memory import check_mapped, gpu_of
 from mooncache.dropin.transfer_values import TransferNotify, TransferOpcode
 from mooncache.errors import (
     AlreadyExists,
@@ -420,6 +421,9 @@ class MooncakeTransferEngine:
         engine = self._running
         if size <= 0 or address <= 0:
             raise InvalidArgument("Memory has an address, and at least one byte.")
+        if gpu_of(address) is not None:
+            raise Unsupported("Memory of a GPU is not offered to peers.")
+        check_mapped(address, size)
         view = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
         label = _FIRST if not self._memory else ""
         region = engine.register(view, label=label, readable_by="*", writable_by="*", address=address)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mooncache.dropin import codes
 from mooncache.dropin.base import StoreBase, each, failed, one
-from mooncache.dropin.memory import DeviceRange, RegisteredBuffers, view_of
+from mooncache.dropin.memory import DeviceRange, RegisteredBuffers, check_mapped, view_of
 from mooncache.dropin.objects import Range, Source
 from mooncache.dropin.values import ReplicateConfig
 from mooncache.errors import InvalidArgument, MooncacheError, TransportUnavailable
@@ -37,6 +37,8 @@ class ZeroCopyCalls(StoreBase):
         whole = view_of(buffer_ptr, size)
         if not size:
             raise InvalidArgument("A buffer of 0 bytes cannot be registered.")
+        if not isinstance(whole, DeviceRange):
+            check_mapped(buffer_ptr, size)
         registered = None
         try:
             registered = self._objects.client.register_buffer(whole)

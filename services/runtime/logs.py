@@ -112,6 +112,7 @@ class Event(enum.StrEnum):
     WORKER_DRAINING = "worker.draining"  # the instance takes no new requests and finishes the running ones
     WORKER_DRAIN_ENDED = "worker.drain_ended"  # the instance takes requests again
     WORKER_EVENTS_LOST = "worker.events_lost"  # cache events were missed and could not be replayed
+    WORKER_EVENTS_OFF = "worker.events_off"  # the engine publishes no cache events; `reason` says why
     WORKER_EVENTS_INVALID = "worker.events_invalid"  # cache events could not be parsed
     INSTANCE_REGISTERED = "instance.registered"  # an engine registered with the conductor
     INSTANCE_STATE_CHANGED = "instance.state_changed"  # an engine's state changed, as the conductor sees it

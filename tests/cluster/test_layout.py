@@ -137,8 +137,10 @@ def test_the_engine_that_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine == "none"
     assert "mooncache[hf]" in why
     assert choose_engine("none") == ("none", "")
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="auto, vllm, hf or none"):
         choose_engine("llama")
+    with pytest.raises(InvalidArgument, match="mooncache worker --engine sglang"):
+        choose_engine("sglang")
 
 
 def test_models(tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_the_scheduler_and_the_runner_know_what_we_rely_on() -> None:
     assert "kv_connector_worker_meta" in KVConnectorOutput.__dataclass_fields__
 
 
+def test_vllm_has_no_sockets_with_paths_for_several_ranks() -> None:
+    """When it has them, workers can follow the cache events of data parallel engines."""
+    from vllm.distributed.kv_events import ZmqEventPublisher
+
+    offset = ZmqEventPublisher.offset_endpoint_port
+    assert offset("ipc:///run/events.ipc", 0) == "ipc:///run/events.ipc"
+    with pytest.raises(ValueError, match="Invalid endpoint"):
+        offset("ipc:///run/events.ipc", 1)
+
+
 def test_it_is_a_best_effort_cache(make: Make, faulty: FaultyPool, monkeypatch: pytest.MonkeyPatch) -> None:
     from mooncache.connectors.vllm import MooncacheConnector
 
@@ -82,6 +92,34 @@ def test_settings_that_cannot_be_used_are_refused_at_the_start(
 ) -> None:
     with pytest.raises(ConfigInvalid, match=words):
         make(extra)
+
+
+@pytest.mark.parametrize("version", ["0.31.2", "0.34.0", "1.0.0", "nightly"])
+def test_another_version_of_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Where vLLM looks for the class: before anything is imported that such a version may not have."""
+    import vllm
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    asked = KVTransferConfig(
+        kv_connector="MooncacheConnector",
+        kv_connector_module_path="mooncache.connectors.vllm",
+        kv_role="kv_both",
+    )
+    assert KVConnectorFactory.get_connector_class(asked).__name__ == "MooncacheConnector"
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(ConfigInvalid, match=rf"vLLM {version} is not supported.*0\.32\.0.*0\.34\.0"):
+        KVConnectorFactory.get_connector_class(asked)
+
+
+@pytest.mark.parametrize("version", ["0.32.0+cpu", "0.33.1.dev12+gabc"])
+def test_builds_of_its_versions_are_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    import vllm
+
+    from mooncache.connectors.vllm.engine_passport import check_version
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    assert check_version() == version[:4]
 
 
 def test_an_engine_that_would_answer_garbage_does_not_start(make: Make, faulty: FaultyPool) -> None:

@@ -206,7 +206,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "SGLang's server needs a GPU",
         ("tests/sglang/test_handover_processes.py", "tests/sglang/test_handover_plugin.py"),
     ),
-    ("docs/sglang.md", "MOONCACHE_WORKER_ENGINE=sglang mooncache worker"): Cannot(
+    ("docs/sglang.md", "mooncache worker --engine sglang"): Cannot(
         "SGLang's server needs a GPU",
         ("tests/sglang/test_worker_reads.py", "tests/worker/test_sglang_adapter.py"),
     ),

@@ -109,6 +109,14 @@ def test_memory_of_the_caller_is_written_and_read_in_place(store: Any) -> None:
     assert store.batch_remove(["whole", "both"]) == [0, 0]
 
 
+def test_memory_that_is_not_the_programs_is_not_registered(store: Any) -> None:
+    memory = Memory(MIB)
+    assert store.register_buffer(4096, 4096) == INVALID, "nothing is mapped below 64 KiB"
+    assert store.register_buffer(memory.at, 1 << 40) == INVALID, "it begins with memory and ends without"
+    assert store.register_buffer(memory.at + 5, MIB - 5) == 0
+    assert store.unregister_buffer(memory.at + 5) == 0
+
+
 def test_a_read_changes_nothing_behind_the_object(store: Any) -> None:
     memory = Memory(100)
     assert store.put("short", b"12345") == 0

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mooncache.auth import create_cluster_token
+from mooncache.dropin import transfer_engine
 from tests.conditions import wait_until
 from tests.dropin.conftest import COMPAT
 
@@ -89,6 +90,21 @@ def test_memory_of_the_caller(engines: tuple[Any, Any, str]) -> None:
     assert target.batch_unregister_memory([there]) == 0
     assert initiator.transfer_sync_read(name, here, there, 16) == -1
     assert target.unregister_memory(there) == -1
+
+
+def test_memory_that_is_not_the_programs_is_not_registered(
+    engines: tuple[Any, Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Peers would be served from it, and the first one would end this process."""
+    _, target, _ = engines
+    ours = ctypes.create_string_buffer(4096)
+    here = ctypes.addressof(ours)
+    assert target.register_memory(4096, 4096) == -1
+    assert target.batch_register_memory([here, here + 8192], [4096, 1 << 40]) == -1
+    assert target.register_memory(here, 4096) == 0, "a batch is registered as a whole or not at all"
+    assert target.unregister_memory(here) == 0
+    monkeypatch.setattr(transfer_engine, "gpu_of", lambda _: 0)
+    assert target.register_memory(here, 4096) == -1, "a GPU's"
 
 
 def test_managed_buffers_and_notifications(engines: tuple[Any, Any, str], module: ModuleType) -> None:

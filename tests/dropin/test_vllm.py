@@ -19,6 +19,7 @@ import pytest
 import mooncache
 from mooncache import tiny_model
 from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.dropin.transfer_engine import MooncakeTransferEngine
 from tests.conditions import wait_until
 from tests.dropin.conftest import COMPAT
 
@@ -46,10 +47,11 @@ os._exit(0)
 """
 
 
-class Store:
-    """Stands for the store in vLLM's sources: which of its calls they make."""
+class Calls:
+    """Which calls vLLM's sources make of what they name `owner`."""
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
         self.calls: dict[str, tuple[int, set[str]]] = {}
 
     def look(self, path: Path) -> None:
@@ -58,16 +60,21 @@ class Store:
                 continue
             owner = node.func.value
             name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-            if name == "store":
+            if name == self._owner:
                 named = {word.arg for word in node.keywords if word.arg}
                 self.calls[node.func.attr] = (len(node.args), named)
+
+    def fit(self, ours: type) -> None:
+        """Each can be made of our class as it is made there."""
+        for name, (count, named) in self.calls.items():
+            inspect.signature(getattr(ours, name)).bind(None, *[None] * count, **dict.fromkeys(named))
 
 
 def test_every_call_that_vllm_makes_is_there(mooncake_store: ModuleType) -> None:
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     distributed = Path(str(spec.origin)).parent / "distributed"
-    found = Store()
+    found = Calls("store")
     found.look(distributed / "mooncake_store.py")
     found.look(distributed / "kv_transfer/kv_connector/v1/mooncake/store/worker.py")
     assert found.calls.keys() >= {
@@ -77,11 +84,25 @@ def test_every_call_that_vllm_makes_is_there(mooncake_store: ModuleType) -> None
         "remove_all",
         "close",
     }
-    for name, (count, named) in found.calls.items():
-        call = getattr(mooncake_store.MooncakeDistributedStore, name)
-        inspect.signature(call).bind(None, *[None] * count, **dict.fromkeys(named))
+    found.fit(mooncake_store.MooncakeDistributedStore)
     config = mooncake_store.ReplicateConfig()
     config.group_ids, config.preferred_segment = ["g"], "host:1"
+
+
+def test_every_call_of_vllms_transfer_connector_is_there() -> None:
+    """It asks for an accelerator when it begins, so no engine runs with it here."""
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    connector = Path(str(spec.origin)).parent / "distributed/kv_transfer/kv_connector/v1/mooncake"
+    found = Calls("engine")
+    found.look(connector / "mooncake_connector.py")
+    assert found.calls.keys() >= {
+        "initialize",
+        "get_rpc_port",
+        "batch_register_memory",
+        "batch_transfer_sync_write",
+    }
+    found.fit(MooncakeTransferEngine)
 
 
 def _start(

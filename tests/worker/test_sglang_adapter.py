@@ -78,6 +78,8 @@ def test_events_go_to_the_workers_socket(tmp_path: Path) -> None:
         "replay_endpoint": "ipc:///run/r.ipc",
     }
     assert not adapter(kv_events=False).publishes_events
+    assert adapter(extra_args=("--dp-size", "1")).publishes_events
+    assert not adapter(extra_args=("--dp-size", "2")).publishes_events, "ranks have no sockets with paths"
 
 
 def test_what_the_server_says_of_itself() -> None:

@@ -116,3 +116,24 @@ def test_an_engine_of_one_thread_computes_in_the_process_of_its_scheduler(
     monkeypatch.setattr(vllm, "has_gpu", lambda: gpu)
     env = VllmAdapter(load(env={}, overrides={})).command(launch(tmp_path)).env
     assert env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ((), True),
+        (("--data-parallel-size", "1"), True),
+        (("--data-parallel-size", "2"), False),
+        (("--data_parallel_size=4",), False),
+        (("-dp", "2", "--data-parallel-rank", "1"), False),
+    ],
+)
+def test_several_ranks_publish_no_events_and_the_reason_is_said(
+    arguments: tuple[str, ...], wanted: bool
+) -> None:
+    adapter = VllmAdapter(load(env={}, overrides={"vllm.extra_args": arguments}))
+    assert adapter.publishes_events is wanted
+    assert ("TCP ports" in adapter.why_no_events) is not wanted
+    silent = load(env={}, overrides={"vllm.extra_args": arguments, "vllm.kv_events": False})
+    assert not VllmAdapter(silent).publishes_events
+    assert VllmAdapter(silent).why_no_events == ""

@@ -12,8 +12,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from mooncache.connectors.versions import supported_minor
 from mooncache.connectors.vllm.core.config_digest import (
     CACHE_HARMLESS,
     LOAD_HARMLESS,
@@ -25,6 +26,9 @@ from mooncache.kvcache import identity
 from mooncache.kvcache.memory import LayerLayout
 from mooncache.kvcache.passport import Passport
 
+OLDEST: Final = (0, 32, 0)
+NEWER_THAN_ALL: Final = (0, 34, 0)
+
 
 def engine_version() -> str:
     """vLLM's version, for example 0.32.0."""
@@ -34,6 +38,15 @@ def engine_version() -> str:
     if version and version != "dev":
         return version
     return importlib.metadata.version("vllm")
+
+
+def check_version() -> str:
+    """vLLM's minor version, for example 0.32.
+
+    Raises:
+        ConfigInvalid: a version whose connector interface is not the one that this connector has.
+    """
+    return supported_minor("vLLM", engine_version(), oldest=OLDEST, newer_than_all=NEWER_THAN_ALL)
 
 
 def read_passport(
@@ -72,7 +85,6 @@ def read_passport(
     }
     parallel = config.parallel_config
     tp_rank, pp_rank = ranks(config)
-    major, minor = engine_version().split(".")[:2]
     described = [layout.describe(block_count) for layout in layouts.values()]
     return Passport(
         weights_digest=identity.weights_digest(
@@ -80,7 +92,7 @@ def read_passport(
         ),
         config_digest=identity.digest_of(settings),
         tokenizer_digest=identity.tokenizer_digest(tokenizer, chat_template=chat_template),
-        engine=f"vllm-{major}.{minor}/{attention_backend(config)}",
+        engine=f"vllm-{check_version()}/{attention_backend(config)}",
         kv_dtype=f"{dtype}/{config.cache_config.cache_dtype}",
         kv_layout=f"{len(described)}:" + ",".join(_runs(described)) + (f";{groups}" if groups else ""),
         block_tokens=config.cache_config.block_size,

@@ -8,7 +8,7 @@ read it. To supervise an engine of your own, subclass this and set `worker.engin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -80,6 +80,11 @@ class EngineAdapter(ABC):
         return self.kv_events
 
     @property
+    def why_no_events(self) -> str:
+        """Why an engine that publishes cache events is not asked to, as it is configured; "" without such a reason."""
+        return ""
+
+    @property
     def makes_passport(self) -> bool:
         """Whether the engine writes a passport file when it uses the pool."""
         return self.config.connector.enabled
@@ -111,3 +116,29 @@ def _text(value: object) -> str:
     if isinstance(value, tuple | list):
         return ",".join(str(item) for item in value)
     return str(value)
+
+
+def option(arguments: Sequence[str], name: str) -> str:
+    """Value of an option among arguments, "" when it is not there; the last one counts."""
+    value = ""
+    for at, argument in enumerate(arguments):
+        word, equals, _ = argument.replace("_", "-").partition("=")
+        if word == name:
+            value = argument[len(word) + 1 :] if equals else (*arguments, "")[at + 1]
+    return value
+
+
+def ranks_without_events(arguments: Sequence[str], *names: str) -> str:
+    """Why several data parallel ranks publish no cache events; "" when an engine has one.
+
+    vLLM and SGLang give each rank a socket of its own by counting a TCP port up. They do not start with a path, and a
+    port on loopback is open to every user of the machine.
+    """
+    for name in names:
+        size = option(arguments, name)
+        if size.isdigit() and int(size) > 1:
+            return (
+                f"{name} is {size}: its ranks could publish their cache events on TCP ports only, so they publish "
+                "none, and what their own caches hold is not known."
+            )
+    return ""

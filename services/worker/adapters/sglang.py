@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from mooncache.kvcache.pool_link import INSTANCE_VARIABLE
-from mooncache.worker.adapters.base import Command, EngineAdapter, Launch, section_env
+from mooncache.worker.adapters.base import (
+    Command,
+    EngineAdapter,
+    Launch,
+    ranks_without_events,
+    section_env,
+)
 from mooncache.worker.core.facts import EngineFacts, facts_from_server_info
 from mooncache.worker.core.load import MetricNames
 
@@ -46,7 +52,14 @@ class SglangAdapter(EngineAdapter):
 
     @property
     def publishes_events(self) -> bool:
-        return self.config.sglang.kv_events
+        return self.config.sglang.kv_events and not self.why_no_events
+
+    @property
+    def why_no_events(self) -> str:
+        if not self.config.sglang.kv_events:
+            return ""
+        names = ("--dp-size", "--data-parallel-size", "--dp", "--attn-dp-size")
+        return ranks_without_events(self.config.sglang.extra_args, *names)
 
     @property
     def makes_passport(self) -> bool:

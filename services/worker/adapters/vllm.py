@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,7 +12,14 @@ from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.kv_types import why_garbage
 from mooncache.kvcache.pool_link import INSTANCE_VARIABLE
-from mooncache.worker.adapters.base import Command, EngineAdapter, Launch, section_env
+from mooncache.worker.adapters.base import (
+    Command,
+    EngineAdapter,
+    Launch,
+    option,
+    ranks_without_events,
+    section_env,
+)
 from mooncache.worker.core.load import MetricNames
 
 CONNECTOR = "MooncacheConnector"
@@ -45,7 +51,13 @@ class VllmAdapter(EngineAdapter):
 
     @property
     def publishes_events(self) -> bool:
-        return self.config.vllm.kv_events
+        return self.config.vllm.kv_events and not self.why_no_events
+
+    @property
+    def why_no_events(self) -> str:
+        if not self.config.vllm.kv_events:
+            return ""
+        return ranks_without_events(self.config.vllm.extra_args, "--data-parallel-size", "-dp")
 
     @property
     def max_sequences(self) -> int:
@@ -165,16 +177,6 @@ def why_refused(config: Config) -> str:
     arguments = config.vllm.extra_args
     model_type = option(arguments, "--dtype") or config.vllm.dtype
     return why_garbage(option(arguments, "--kv-cache-dtype"), model_type, cpu=not has_gpu())
-
-
-def option(arguments: Sequence[str], name: str) -> str:
-    """Value of an option among arguments, "" when it is not there; the last one counts."""
-    value = ""
-    for at, argument in enumerate(arguments):
-        word, equals, _ = argument.replace("_", "-").partition("=")
-        if word == name:
-            value = argument[len(word) + 1 :] if equals else (*arguments, "")[at + 1]
-    return value
 
 
 def has_gpu() -> bool:

@@ -193,6 +193,10 @@ def begin(state: WorkerState) -> None:
         start=state.supervision.starts,
         log_file=str(state.process.log_path),
     )
+    if state.adapter.why_no_events:
+        log.warning(
+            Event.WORKER_EVENTS_OFF, instance_id=state.instance_id, reason=state.adapter.why_no_events
+        )
     state.changed()
 
 
@@ -350,6 +354,9 @@ async def event_sources(state: WorkerState) -> tuple[str, str]:
     """Where an attached vLLM publishes its cache events; empty when it does not, or from more than one place."""
     found = await state.http.json(state.url, "/kv_event_sources", _ASK_TIMEOUT_S)
     sources = list(found.values()) if isinstance(found, dict) else []
+    if len(sources) > 1:
+        reason = f"the engine publishes cache events in {len(sources)} places, and one can be followed"
+        log.warning(Event.WORKER_EVENTS_OFF, instance_id=state.instance_id, reason=reason)
     if len(sources) != 1 or not isinstance(sources[0], dict):
         return "", ""
     events, replay = sources[0].get("endpoint"), sources[0].get("replay_endpoint")
