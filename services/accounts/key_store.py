@@ -6,12 +6,15 @@ Keys that have ended stay for a while, so that a list says what became of them.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from mooncache.accounts.core.api_key import ApiKeyRecord, is_key_id, scopes_of
+from mooncache.accounts.core.copying import KeyCopies, keys_to_copy
 from mooncache.accounts.database import AccountsPlace, AccountStore, exists, stamp_of
 from mooncache.accounts.database_format import AccountStamp, DatabaseFormat
 from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded, NotFound
@@ -36,6 +39,8 @@ _COLUMNS: Final = (
     "id, tenant, name, scopes, sha256, created_s, expires_s, revoked_s, requests_per_minute, tokens_per_minute, "
     "created_by"
 )
+_INSERT: Final = f"INSERT INTO api_key ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
+_REVOKE: Final = "UPDATE api_key SET revoked_s = ? WHERE id = ?"
 
 _KeyRow = tuple[str, str, str, str, bytes, int, int, int, float, float, str]
 
@@ -59,13 +64,34 @@ class KeyStore(AccountStore):
             )
             count = ask("SELECT count(*) FROM api_key")[0][0]
             mine = ask("SELECT count(*) FROM api_key WHERE tenant = ?", (record.tenant,))[0][0]
-            if count >= KEYS_MAX or mine >= TENANT_KEYS_MAX:
-                limit = f"{KEYS_MAX} keys" if count >= KEYS_MAX else f"{TENANT_KEYS_MAX} keys of one tenant"
-                raise LimitExceeded(
-                    f"{self.name} holds {limit}, which is the limit. Keys that ended more than "
-                    f"{ENDED_KEPT_S // 86_400} days ago do not count."
-                )
-            ask(f"INSERT INTO api_key ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?)", _row(record))  # noqa: S608
+            self._check_room(count + 1, mine + 1)
+            ask(_INSERT, _row(record))
+
+    def take_over(self, keys: Mapping[str, ApiKeyRecord], now_s: int) -> KeyCopies:
+        """Keep keys of another place, by their id, that are not here yet; those that it revoked end. All or nothing.
+
+        Raises LimitExceeded.
+        """
+        copies = keys_to_copy(keys, self.all(), now_s - ENDED_KEPT_S)
+        if not copies.new and not copies.revoked:
+            return copies
+        with self._database.transaction(changes=True, rows=len(keys)):
+            here = self.all()
+            copies = keys_to_copy(keys, here, now_s - ENDED_KEPT_S)
+            tenants = Counter(each.tenant for each in (*here.values(), *copies.new))
+            self._check_room(tenants.total(), max((tenants[each.tenant] for each in copies.new), default=0))
+            self._database.ask_all(_INSERT, map(_row, copies.new))
+            for each in copies.revoked:
+                self._database.ask(_REVOKE, (each.revoked_s, each.key_id))
+        return copies
+
+    def _check_room(self, count: int, of_tenant: int) -> None:
+        if count > KEYS_MAX or of_tenant > TENANT_KEYS_MAX:
+            limit = f"{KEYS_MAX} keys" if count > KEYS_MAX else f"{TENANT_KEYS_MAX} keys of one tenant"
+            raise LimitExceeded(
+                f"{self.name} would hold more than {limit}, which is the limit. Keys that ended more than "
+                f"{ENDED_KEPT_S // 86_400} days ago do not count."
+            )
 
     def revoke(self, key_id: str, now_s: int) -> ApiKeyRecord:
         """End a key now; one that was revoked before keeps its time. Raises NotFound."""
@@ -80,7 +106,7 @@ class KeyStore(AccountStore):
             found = self._record(rows[0])
             if not found.revoked_s:
                 found = replace(found, revoked_s=now_s)
-                self._database.ask("UPDATE api_key SET revoked_s = ? WHERE id = ?", (now_s, key_id))
+                self._database.ask(_REVOKE, (now_s, key_id))
         return found
 
     def all(self) -> dict[str, ApiKeyRecord]:

@@ -5,13 +5,15 @@ A tenant's limits have the key "". Whoever has a row has all limits of it; a row
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Final
 
 import msgspec
 
 from mooncache.accounts.core.api_key import is_key_id
-from mooncache.accounts.core.request_limits import LIMIT_NAMES, HolderLimits
+from mooncache.accounts.core.copying import LimitCopies, limits_to_copy
+from mooncache.accounts.core.request_limits import LIMIT_NAMES, HolderLimits, LimitHolder
 from mooncache.accounts.database import AccountsPlace, AccountStore, exists, stamp_of
 from mooncache.accounts.database_format import AccountStamp, DatabaseFormat
 from mooncache.auth import check_tenant_name
@@ -32,9 +34,9 @@ _FORMAT: Final = DatabaseFormat(
     ) STRICT, WITHOUT ROWID""",
 )
 _COLUMNS: Final = ", ".join(("tenant", "key_id", *LIMIT_NAMES))
+_MARKS: Final = ", ".join("?" * (2 + len(LIMIT_NAMES)))
+_INSERT: Final = f"INSERT INTO request_limit ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _LimitRow = tuple[str, str, float, float, int, int, float]
-LimitHolder = tuple[str, str]
-"""Tenant and key; "" for the tenant's own limits."""
 
 
 class LimitStore(AccountStore):
@@ -53,13 +55,28 @@ class LimitStore(AccountStore):
             ask("DELETE FROM request_limit WHERE tenant = ? AND key_id = ?", (tenant, key_id))
             if not limits:
                 return
-            if ask("SELECT count(*) FROM request_limit")[0][0] >= ROWS_MAX:
-                raise LimitExceeded(
-                    f"{self.name} has limits of {ROWS_MAX} tenants and keys, which is the most."
-                )
-            marks = ",".join("?" * (2 + len(LIMIT_NAMES)))
-            values = (tenant, key_id, *astuple(limits))
-            ask(f"INSERT INTO request_limit ({_COLUMNS}) VALUES ({marks})", values)  # noqa: S608
+            self._check_room(ask("SELECT count(*) FROM request_limit")[0][0] + 1)
+            ask(_INSERT, (tenant, key_id, *astuple(limits)))
+
+    def take_over(self, limits: Mapping[LimitHolder, HolderLimits]) -> LimitCopies:
+        """Keep limits of another place for those who have none here. All or nothing. Raises LimitExceeded."""
+        copies = limits_to_copy(limits, self.all())
+        if not copies.new:
+            return copies
+        with self._database.transaction(changes=True, rows=len(limits)):
+            here = self.all()
+            copies = limits_to_copy(limits, here)
+            self._check_room(len(here) + len(copies.new))
+            self._database.ask_all(
+                _INSERT, ((*holder, *astuple(each)) for holder, each in copies.new.items())
+            )
+        return copies
+
+    def _check_room(self, count: int) -> None:
+        if count > ROWS_MAX:
+            raise LimitExceeded(
+                f"{self.name} would have limits of more than {ROWS_MAX} tenants and keys, which is the most."
+            )
 
     def all(self) -> dict[LimitHolder, HolderLimits]:
         """Every row. Raises ConfigInvalid for one that is no limits."""

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from mooncache.accounts.core.spending import HOLDERS_MAX, LedgerRow, SpendingPart
-from mooncache.accounts.database import AccountsPlace, AccountStore
+from mooncache.accounts.database import AccountsPlace, AccountStore, exists
 from mooncache.accounts.database_format import DatabaseFormat
 from mooncache.accounts.parts import take_part
 from mooncache.errors import ConfigInvalid
@@ -61,6 +61,11 @@ class SpendingStore(AccountStore):
                 self._database.ask("INSERT INTO ledger (id) VALUES (?)", rows[0])
         return str(rows[0][0])
 
+    def drawn_ledger(self) -> str:
+        """The database's own number; "" while none was drawn."""
+        rows = self._database.ask("SELECT id FROM ledger")
+        return str(rows[0][0]) if rows else ""
+
     def add(self, writer: str, part: SpendingPart, now_s: int) -> dict[str, LedgerRow]:
         """Add a part of a gateway, on disk when this returns; what its holders have spent then.
 
@@ -92,3 +97,8 @@ class SpendingStore(AccountStore):
         except msgspec.ValidationError as error:
             raise ConfigInvalid(f"{self.name} has a row that is no sum of money: {error}.") from None
         return {holder: LedgerRow(own, others) for holder, own, others in found}
+
+
+def has_spending(place: AccountsPlace) -> bool:
+    """Whether there is a store of spending to open."""
+    return exists(place, _FORMAT)

@@ -6,12 +6,20 @@ whose commit was in doubt is written again without being counted twice. Rows are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from mooncache.accounts.core.usage import COUNTS, UsageCounts, UsageField, UsagePart, UsageSum
+from mooncache.accounts.core.usage import (
+    COUNTS,
+    UsageCounts,
+    UsageField,
+    UsageHour,
+    UsageKey,
+    UsagePart,
+    UsageSum,
+)
 from mooncache.accounts.database import AccountsPlace, AccountStore, exists
 from mooncache.accounts.database_format import DatabaseFormat
 from mooncache.accounts.parts import take_part
@@ -44,6 +52,11 @@ _ADD: Final = (
     f"VALUES ({', '.join('?' * (len(_NAMES) + len(COUNTS)))}) ON CONFLICT ({', '.join(_NAMES)}) DO UPDATE SET "
     + ", ".join(f"{name} = usage.{name} + excluded.{name}" for name in COUNTS)
 )
+_COPIED: Final = "copy:"
+_MARK: Final = (
+    "INSERT INTO usage_writer (id, sequence, written_s) VALUES (?, ?, ?) "
+    "ON CONFLICT (id) DO NOTHING RETURNING id"
+)
 
 
 def has_usage(place: AccountsPlace) -> bool:
@@ -67,17 +80,30 @@ class UsageStore(AccountStore):
             _, is_new = take_part(self._database, "usage_writer", writer, part.sequence, now_s)
             if not is_new:
                 return False
-            # In one order, so that two writers never wait for each other.
-            self._database.ask_all(
-                _ADD,
-                (
-                    (*key, *(getattr(counts, each) for each in COUNTS))
-                    for key, counts in sorted(part.rows.items(), key=lambda row: row[0])
-                ),
-            )
+            self._database.ask_all(_ADD, _values(part.rows))
             if part.sequence % _CLEAN_EVERY == 1:
                 self._database.ask("DELETE FROM usage WHERE hour_s < ?", (now_s - KEPT_S,))
         return True
+
+    def add_copied(self, copy: UsageHour, rows: Mapping[UsageKey, UsageCounts], now_s: int) -> bool:
+        """Add an hour of another place, on disk when this returns; False when it was added before.
+
+        Raises ConfigInvalid, AccountsUnavailable; then it may be added again.
+        """
+        mark = f"{_COPIED}{copy.source}:{copy.hour_s}"
+        with self._database.transaction(rows=len(rows)):
+            # Kept for as long as the rows are, not for days as the marks of gateways.
+            values = (mark, copy.requests, now_s + KEPT_S)
+            if not self._database.ask(_MARK, values):
+                return False
+            self._database.ask_all(_ADD, _values(rows))
+        return True
+
+    def copied(self, source: str) -> dict[int, int]:
+        """Requests in each hour that was copied from a place, when it was."""
+        head = f"{_COPIED}{source}:"
+        found = self._database.ask("SELECT id, sequence FROM usage_writer WHERE id LIKE ?", (f"{head}%",))
+        return {int(str(mark).removeprefix(head)): int(requests) for mark, requests in found}
 
     def sums(
         self, by: Sequence[UsageField], *, since_s: int = 0, until_s: int = 1 << 62, tenant: str | None = None
@@ -110,3 +136,9 @@ class UsageStore(AccountStore):
         except (msgspec.ValidationError, AssertionError) as error:
             raise ConfigInvalid(f"{self.name} has a row that is no usage: {error}.") from None
         return UsageSum(values, counts)
+
+
+def _values(rows: Mapping[UsageKey, UsageCounts]) -> Iterator[tuple[object, ...]]:
+    """In one order, so that two writers never wait for each other."""
+    for key, counts in sorted(rows.items(), key=lambda row: row[0]):
+        yield (*key, *(getattr(counts, each) for each in COUNTS))

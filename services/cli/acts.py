@@ -15,6 +15,7 @@ from mooncache.reporting.output import EXIT_OK, error_console
 
 ACTS: Final = frozenset(
     {
+        ("accounts", "copy"),
         ("key", "create"),
         ("key", "limit"),
         ("key", "revoke"),

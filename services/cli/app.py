@@ -10,6 +10,7 @@ from functools import partial
 from cyclopts import App, CycloptsError, Group
 
 from mooncache.cli import (
+    accounts_copy,
     batch,
     chaos,
     cluster,
@@ -132,6 +133,7 @@ def build(chosen: str = "") -> App:
     app.command(_folder("repair", "Whether blocks have their copies.", CLUSTER, status=repair.status))
     for folder in (_quarantine(), _batch(), _tenant(), _key()):
         app.command(folder)
+    app.command(_folder("accounts", "What is kept of tenants.", CLUSTER, copy=accounts_copy.copy))
     app.command(audit, group=CLUSTER)
     app.command(usage, group=CLUSTER)
     app.command(upgrade, group=CLUSTER)

@@ -157,6 +157,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/tenants.md", "mooncache usage"): Cannot(
         "needs usage that gateways have metered", instead=("tests/cli/test_usage.py",)
     ),
+    ("docs/tenants.md", "mooncache accounts copy"): Cannot(
+        "copies from a folder that another host had", instead=("tests/accounts/test_copying.py",)
+    ),
     ("docs/tenants.md", "createuser mooncache"): Cannot(
         "needs a PostgreSQL server of its own", instead=("tests/accounts/test_postgres.py",)
     ),

@@ -10,6 +10,8 @@ from mooncache.errors import InvalidArgument
 
 AMOUNT_MAX: Final = 1e12
 COUNT_MAX: Final = 1_000_000
+LimitHolder = tuple[str, str]
+"""Tenant and key; "" for the tenant's own limits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,14 @@ class UsagePart(NamedTuple):
     rows: Mapping[UsageKey, UsageCounts]
 
 
+class UsageHour(NamedTuple):
+    """An hour of another place's usage. `source` names the place apart from all others."""
+
+    source: str
+    hour_s: int
+    requests: int
+
+
 class UsageTable:
     """Counts that are not written yet. `folded` requests were counted under OTHER because too many rows waited."""
 

@@ -17,11 +17,11 @@ from mooncache.accounts.core.api_key import (
     id_of,
     is_text_of,
 )
-from mooncache.accounts.core.request_limits import HolderLimits
+from mooncache.accounts.core.request_limits import HolderLimits, LimitHolder
 from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.database_format import AccountStamp
 from mooncache.accounts.key_store import KeyStore, keys_stamp_of
-from mooncache.accounts.limit_store import LimitHolder, LimitStore, limits_stamp_of
+from mooncache.accounts.limit_store import LimitStore, limits_stamp_of
 from mooncache.auth import Authenticator, read_private_file
 from mooncache.errors import AccountsUnavailable, ConfigInvalid, PermissionDenied, Unauthenticated
 from mooncache.gateway.core import console_session, faults
