@@ -19,23 +19,26 @@ from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
+SIMULATED_S = 900
+"""A minute and a half, where nothing else runs."""
 
 
 def simulate(*arguments: str, hash_seed: str = "random") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SIMULATED_S, check=False
     )
 
 
-@pytest.mark.parametrize("seeds", ["1001:1361:8", "1016:1036:4"], ids=["pool", "serving"])
+@pytest.mark.timeout(SIMULATED_S)
+@pytest.mark.parametrize("seeds", ["1001:1361:2", "1016:1036"], ids=["pool", "serving"])
 def test_no_invariant_is_broken(seeds: str) -> None:
     ran = simulate("--seeds", seeds, "--coverage")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     rows = {name: cells for name, cells in map(table_row, ran.stdout.splitlines()) if name in FAULTS}
     assert set(rows) == set(FAULTS), "every fault has a row"
-    if seeds == "1001:1361:8":
+    if seeds == "1001:1361:2":
         unmet = {name for name, cells in rows.items() if not any(map(int, cells))}
         assert unmet == OF_SERVING_FAULTS, "seeds of the pool meet all the others"
 
