@@ -8,8 +8,8 @@ The blocks that an engine saved of it are then read back by another one: see `re
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,8 +80,8 @@ def probe_fields(model: str, salt: str, block_tokens: int, tokens_max: int) -> d
     wanted = (BLOCKS_WANTED + 1) * max(block_tokens, 1)
     if tokens_max:
         wanted = min(wanted, tokens_max // _SHARE_OF_CONTEXT)
-    words = [_WORDS[at % len(_WORDS)] for at in range(max(wanted, 1))]
-    random.Random(salt).shuffle(words)
+    order = sorted(range(max(wanted, 1)), key=lambda at: sha256(f"{salt} {at}".encode()).digest())
+    words = [_WORDS[at % len(_WORDS)] for at in order]
     return {
         "model": model,
         "messages": [

@@ -17,7 +17,7 @@ _NO_LOAD: Final = {
     ),
     CacheOutcome.POOL_ABSENT: (
         "does not reach the pool",
-        "check cluster.master_targets of its worker, and the data ports of the store nodes from its host",
+        "mend what `store nodes` says; else check its worker's cluster.master_targets, and the way to the nodes",
     ),
     CacheOutcome.FAILED: (
         "could not load the blocks of {writer}{reason}",
