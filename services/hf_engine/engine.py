@@ -329,15 +329,15 @@ class Engine:
 
     def _blocks_to_load(self, sequence: Sequence, found: int) -> int:
         """How many of the blocks that the pool has to load; what computing gives sooner is computed."""
-        first = sequence.computed // sequence.block_tokens
+        first, now_s = sequence.computed // sequence.block_tokens, time.monotonic()
         if self._shadow is not None and begin_verifying(
-            sequence, found, self._shadow, time.monotonic(), self._rng.random()
+            sequence, found, self._shadow, now_s, self._rng.random()
         ):
             self.metrics.shadow_tokens.inc(found * sequence.block_tokens)
             return 0
         if self.weighing is None:
             return found
-        load_end, spared = self.weighing.weigh(sequence.choice, first, first + found, time.monotonic())
+        load_end, spared = self.weighing.weigh(sequence.choice, sequence.hint, first, first + found, now_s)
         if spared:
             label = CacheOutcome.COMPUTED_FASTER
             self.metrics.break_even_tokens.labels(label).inc(spared * sequence.block_tokens)

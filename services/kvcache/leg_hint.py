@@ -69,6 +69,9 @@ class LegHint:
     request_id: str = ""  # for logs
     decision_id: str = ""  # of the plan; the worker's report of a leg names it
     expected_ms: int = 0  # how long the wait is expected to last; 0: not said
+    load_always: bool = (
+        False  # load what the pool has, also if it is slower than computing: a check of the loads
+    )
     # Whose blocks these are, for the pool's nodes; empty: the engine's own tenant.
     session_token: str = field(default="", repr=False)
 
@@ -148,6 +151,8 @@ def _known(cls: type, params: object) -> dict[str, Any]:
         if kind == "str":
             if isinstance(value, str) and len(value) <= 256:
                 found[name] = value
+        elif kind == "bool":
+            found[name] = value is True
         elif kind == "LegRole | None":
             found[name] = LegRole(value) if isinstance(value, str) and value in _ROLES else None
         elif kind == "CacheOutcome":

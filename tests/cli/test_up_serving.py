@@ -18,7 +18,7 @@ import pytest
 from mooncache.cluster.processes import processes_of_run
 from mooncache.cluster.settings import missing_modules
 from tests.cli.test_cluster import Up, environment, read_document
-from tests.processes import end_with_parent
+from tests.processes import end_with_parent, freeze
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -160,6 +160,8 @@ def test_the_doctor_finds_that_engines_make_the_gateways_keys(up: Up) -> None:
         status, why = said["hash agreement", engine]
         assert (status, "block keys are equal" in why) == ("pass", True), why
         assert said["engines", engine][0] == "pass"
+        status, why = said["read back", engine]
+        assert (status, "its answer is equal" in why) == ("pass", True), why
     assert said["gateway", "here"][0] == "pass"
 
 
@@ -175,6 +177,17 @@ def test_an_instance_is_drained_and_taken_back(up: Up) -> None:
     assert up.json("instance", "role", "prefill-1", "both")["role"] == "both"
     assert up.json("instance", "role", "prefill-1", "prefill")["role"] == "prefill"
     assert up.json("instance", "drain", "nobody", expect=1)["error"]["name"] == "INSTANCE_UNKNOWN"
+
+
+def test_the_doctor_finds_that_no_block_is_read_back(up: Up) -> None:
+    """The last test of the fixture: the supervisor kills the node when it has been silent for long."""
+    (node,) = up.announced["nodes"]
+    freeze(node["pid"])
+    checks = up.json("doctor", expect=1)["checks"]
+    found = {one["subject"]: one for one in checks if one["check"] == "read back"}
+    assert set(found) == {"decode-1", "prefill-1"}
+    for one in found.values():
+        assert (one["status"], "mend what `store nodes`" in one["fix"]) == ("fail", True), one
 
 
 def test_detached_and_down(tmp_path: Path) -> None:

@@ -44,6 +44,27 @@ def test_a_block_with_a_part_on_a_disk_is_on_the_disk() -> None:
     assert set(choice.loaded_from) == {LoadedFrom("n1", "ssd", 1), LoadedFrom("n2 (x)", "dram", 1)}
 
 
+def test_a_hint_can_ask_for_a_load_that_does_not_pay() -> None:
+    known = BreakEven(block_tokens=16, block_bytes=1 << 20)
+    for _ in range(4):
+        known.computed(64, 64e-6)
+        known.loaded(4, 4, 1.0, ((WARM,),) * 4)
+    weighing, always = LoadWeighing(known), LegHint(load_always=True)
+    for hint, end in ((LegHint(), 0), (always, 4)):
+        choice = LoadChoice(places=((WARM,),) * 4)
+        weighing.weigh(choice, hint, 0, 4, 0.0)  # the first one may be a trial
+        choice = LoadChoice(places=((WARM,),) * 4)
+        assert weighing.weigh(choice, hint, 0, 4, 0.1) == (end, 4 - end)
+        assert choice.computed_faster is (end == 0)
+        assert weighing.worth_awaiting(LoadChoice(places=choice.places), hint, 0, 4, 0.2) == end
+        assert weighing.pays(choice, hint, 0, 4) is (end == 4)
+        assert (weighing.pace(choice, hint, 0, 4) is None) is (end == 4), "nor is it cut"
+    assert LegHint.from_params(always.to_params()) == always
+    wrongs: tuple[object, ...] = (1, "true", None, [])
+    for wrong in wrongs:
+        assert not LegHint.from_params({NAME: {"load_always": wrong}}).load_always
+
+
 def test_the_places_with_the_most_blocks_are_told() -> None:
     many = [LoadedFrom(f"n{number}", "dram", number) for number in range(1, 30)]
     kept = most_loaded([*many, *many])

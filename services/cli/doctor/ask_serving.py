@@ -22,6 +22,7 @@ from mooncache.runtime.tls import http_opener
 
 LOG_TAIL_BYTES: Final = 16 << 10
 _CALL_S: Final = 3.0
+_ANSWER_S: Final = 0.5  # for the gateway's answer, behind what it does
 _DECISIONS: Final = 200
 _WITH_MISSES: Final = 16
 _ANSWER_BYTES_MAX: Final = 4 << 20
@@ -86,14 +87,17 @@ async def ask_decisions(where: Where) -> tuple[Mapping[str, Any], ...]:
 async def ask_agreement(
     where: Where, config: Config, serving: ServingFacts, timeout_s: float
 ) -> tuple[Mapping[str, Any], ...] | None:
-    """How the first gateway that is known reads a prompt, and its engines. Raises MooncacheError."""
+    """How the first gateway that is known reads a prompt, and its engines, and what these loaded of each other's
+    blocks. Raises MooncacheError."""
     urls = [serving.gateway_url, *(str(one["url"]) for one in serving.conductor.get("gateways", ()))]
     url = next((url for url in urls if url), "")
     if not url:
         raise EngineUnavailable("no gateway is known here")
     options = ClientOptions.gather(**{**where.settings(), "master": where.master or "127.0.0.1:1"})
     token = load_cluster_token(config.cluster.token_path).text if not options.token else options.token
-    body = await asyncio.to_thread(_post, f"{url}/agreement", token, config, timeout_s)
+    wanted = {"read_back_ms": max(1, int((timeout_s - _ANSWER_S) * 1e3))}
+    asked = json.dumps(wanted).encode()
+    body = await asyncio.to_thread(_post, f"{url}/agreement", asked, token, config, timeout_s)
     try:
         models = [
             {
@@ -111,6 +115,7 @@ async def ask_agreement(
                     }
                     for one in model["instances"]
                 ],
+                "read_backs": [_read_back(one) for one in model.get("read_backs", ())],
             }
             for model in json.loads(body)["models"]
         ]
@@ -119,10 +124,20 @@ async def ask_agreement(
     return tuple(models)
 
 
-def _post(url: str, token: str, config: Config, timeout_s: float) -> bytes:
+def _read_back(said: Mapping[str, Any]) -> dict[str, Any]:
+    """As the gateway says it. Raises ValueError, KeyError, TypeError."""
+    kinds: dict[str, type] = {
+        **dict.fromkeys(("writer", "reader", "outcome", "reason", "error"), str),
+        **dict.fromkeys(("expected_tokens", "loaded_tokens", "local_tokens", "first_difference"), int),
+        **dict.fromkeys(("waited_ms", "load_ms"), float),
+    }
+    return {name: kind(said[name]) for name, kind in kinds.items()}
+
+
+def _post(url: str, asked: bytes, token: str, config: Config, timeout_s: float) -> bytes:
     request = urllib.request.Request(  # noqa: S310  (the cluster's own gateway, by http or https)
         url,
-        data=b"{}",
+        data=asked,
         headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         method="POST",
     )

@@ -37,7 +37,8 @@ def doctor(
 
     Without a cluster it checks this host, before the first start. With one it asks every process that the master
     and the conductor know, writes a small block to each node and reads it back, and has the engines read one short
-    prompt. All of it takes about ten seconds at most, also when processes do not answer.
+    prompt and load each other's blocks of it. All of it takes about ten seconds at most, also when processes do not
+    answer.
 
     For example:
 

@@ -77,6 +77,8 @@ class LoadWeighing:
     ) -> int:
         """The block before which the awaited ones are worth loading once they are there, 0 when none is: only they are
         waited for."""
+        if hint.load_always:
+            return awaited
         weighed = self.known.weigh(awaited - first, now_s, self._places(choice, hint, first, awaited))
         if weighed.load < weighed.found:
             choice.weighed, choice.reason, choice.computed_faster = weighed, weighed.reason, True
@@ -84,13 +86,18 @@ class LoadWeighing:
 
     def pays(self, choice: LoadChoice, hint: LegHint, first: int, end: int) -> bool:
         """Whether all blocks from `first` to `end` are worth loading."""
-        return self.known.pays(end - first, self._places(choice, hint, first, end))
+        return hint.load_always or self.known.pays(end - first, self._places(choice, hint, first, end))
 
-    def weigh(self, choice: LoadChoice, first: int, found_end: int, now_s: float) -> tuple[int, int]:
+    def weigh(
+        self, choice: LoadChoice, hint: LegHint, first: int, found_end: int, now_s: float
+    ) -> tuple[int, int]:
         """Which of the blocks from `first` on to load, when the pool has those before `found_end`.
 
         Returns the block before which they are loaded, and how many others the pool has, said once for a request.
         """
+        if hint.load_always:
+            choice.found_end = found_end
+            return found_end, 0
         weighed = choice.weighed or self.known.weigh(found_end - first, now_s, choice.places[first:])
         choice.weighed = None
         load_end, choice.found_end = min(found_end, first + weighed.load), found_end
@@ -100,8 +107,10 @@ class LoadWeighing:
         choice.computed_faster = choice.spared_said = True
         return load_end, found_end - load_end
 
-    def pace(self, choice: LoadChoice, hint: LegHint, first: int, end: int) -> Pace:
-        """What a load of the blocks from `first` to `end` has to keep."""
+    def pace(self, choice: LoadChoice, hint: LegHint, first: int, end: int) -> Pace | None:
+        """What a load of the blocks from `first` to `end` has to keep, if anything."""
+        if hint.load_always:
+            return None
         places = self._places(choice, hint, first, end)
         choice.pace = self.known.pace(end - first, places, found=choice.found_end - first)
         return choice.pace

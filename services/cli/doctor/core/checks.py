@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mooncache.cli.doctor.core import access, cache, host, network, pool, serving, versions
+from mooncache.cli.doctor.core import access, cache, host, network, pool, read_back, serving, versions
 from mooncache.cli.doctor.core.facts import Facts
 from mooncache.cli.doctor.core.result import CheckResult, failed, of_finding, skipped
 from mooncache.topology.core import findings
@@ -115,6 +115,7 @@ def _serving(facts: Facts) -> Iterator[CheckResult]:
         return
     yield from serving.passports(facts.serving)
     yield from serving.agreement(facts)
+    yield from read_back.read_back(facts.serving)
     yield from serving.overload(facts.serving)
 
 

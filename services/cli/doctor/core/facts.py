@@ -109,7 +109,7 @@ class ServingFacts:
     """As `mooncache status --json` has them; `passport` beside it."""
     agreement: tuple[Mapping[str, Any], ...] | None = None
     """By model, as POST /agreement answers; `saved` of an instance: how many of its keys the pool has, None when it
-    was not asked. None: no gateway answered."""
+    was not asked; `read_backs`: what engines loaded of it. None: no gateway answered."""
     agreement_error: str = ""
     decisions: tuple[Mapping[str, Any], ...] = ()
     engine_logs: Mapping[str, str] = field(default_factory=dict)

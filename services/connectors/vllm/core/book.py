@@ -277,7 +277,7 @@ class RequestBook:
         """Which of the blocks up to `found` to load. An answer of the pool is weighed once, however often vLLM asks."""
         first, spared = request.local_blocks, 0
         if self._weighing is not None and request.load_end is None and found > first:
-            request.load_end, spared = self._weighing.weigh(request.choice, first, found, now_s)
+            request.load_end, spared = self._weighing.weigh(request.choice, request.hint, first, found, now_s)
         end = found if request.load_end is None else min(found, request.load_end)
         if end < found:
             end = self._groups.longest(request.known, first, end)
@@ -340,7 +340,7 @@ class RequestBook:
         pace, blocks = None, parts.positions(request.load_parts)
         if self._weighing is not None and self._may_cut:
             pace = self._weighing.pace(request.choice, request.hint, first, end)
-            pace = pace.in_parts(end - first, len(blocks))
+            pace = pace and pace.in_parts(end - first, len(blocks))
         transfer = BlockTransfer(
             request_id,
             request.chain.packed(*request.load_parts),
