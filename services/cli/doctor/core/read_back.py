@@ -21,7 +21,7 @@ _NO_LOAD: Final = {
     ),
     CacheOutcome.FAILED: (
         "could not load the blocks of {writer}{reason}",
-        "see its log for the loads that failed, and what `store nodes` and `probe block` say",
+        "mend what `store nodes` and `probe block` say; else see its log for the loads that failed",
     ),
     CacheOutcome.MISS: (
         "found none of the blocks of {writer}",
