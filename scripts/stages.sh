@@ -15,8 +15,8 @@ status=${PIPESTATUS[0]}
 if [ "$status" -ne 0 ]; then
   printf '\n== failed\n'
   # pytest: FAILED or ERROR and a name. Native tests: a program, and the tests in it. Sanitizers and fuzzers: ==pid==ERROR.
-  grep -E '^(FAILED|ERROR) |^(test|fuzz)_[a-z_0-9]+: FAILED|^\[  FAILED  \] [A-Za-z]|^==[0-9]+==ERROR|^WARNING: ThreadSanitizer' "$log" | sort -u
-  grep -E '^make.*\*\*\* \[' "$log"
+  grep -aE '^(FAILED|ERROR) |^(test|fuzz)_[a-z_0-9]+: FAILED|^\[  FAILED  \] [A-Za-z]|^==[0-9]+==ERROR|^WARNING: ThreadSanitizer' "$log" | sort -u
+  grep -aE '^make.*\*\*\* \[' "$log"
   printf 'the whole output: %s\n' "$log"
 fi
 exit "$status"

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -28,6 +29,7 @@
 #include "mooncache/crc32c.h"
 #include "store/disk/device.h"
 #include "store/store_fixture.h"
+#include "store/volatile_cache.h"
 
 namespace mooncache::test {
 
@@ -46,6 +48,12 @@ struct Faults {
   std::atomic<int64_t> kill_at_write{-1};  // this write is torn, and nothing after it reaches the disk
   std::atomic<bool> killed{false};
   std::atomic<uint64_t> writes{0};
+  // Before it is opened: writes last from the next sync on (volatile_cache.h), or, with syncs_nothing, never.
+  // The power goes at this write or sync, at the latest when the disk was closed.
+  bool is_volatile = false;
+  std::atomic<bool> syncs_nothing{false};
+  std::atomic<int64_t> power_cut_at{-1};
+  std::atomic<int64_t> changes{0};  // writes and syncs
   uint64_t seed = 1;
 };
 
@@ -65,6 +73,9 @@ class FaultyQueue final : public IoQueue {
       woken_.wait_for(lock, std::chrono::milliseconds(timeout_ms), [this] { return wakes_ > 0; });
     wakes_ = 0;
     if (faults_->stalled) return;
+    for (const IoEnd& end : ends_) {
+      if (cache_) cache_->report(end.cookie);
+    }
     ends.insert(ends.end(), ends_.begin(), ends_.end());
     ends_.clear();
   }
@@ -78,6 +89,7 @@ class FaultyQueue final : public IoQueue {
  private:
   int64_t carry_out(const Io& io) {
     const auto offset = static_cast<off_t>(io.offset);
+    if (faults_->is_volatile && io.kind != Io::Kind::kRead) return change_cached(io);
     if (io.kind == Io::Kind::kSync) return -faults_->sync_error;
     if (io.kind == Io::Kind::kRead) {
       if (faults_->read_error != 0) return -faults_->read_error;
@@ -106,6 +118,23 @@ class FaultyQueue final : public IoQueue {
     }
     return static_cast<int64_t>(io.memory.size);
   }
+  int64_t change_cached(const Io& io) {
+    const auto size = static_cast<int64_t>(io.memory.size);
+    if (faults_->killed) return size;
+    if (!cache_) cache_.emplace(plain_fd());
+    const bool is_write = io.kind == Io::Kind::kWrite;
+    if (is_write && !cache_->write(io.cookie, io.offset, {io.memory.data, io.memory.size})) return -EIO;
+    if (faults_->changes++ == faults_->power_cut_at) {
+      cut_power();
+    } else if (!is_write && !faults_->syncs_nothing) {
+      cache_->sync();
+    }
+    return size;
+  }
+  void cut_power() {
+    if (faults_->killed.exchange(true) || !cache_) return;
+    cache_->cut(random_);
+  }
   // O_DIRECT takes no half pages.
   int plain_fd() {
     if (plain_ < 0) plain_ = ::open(("/proc/self/fd/" + std::to_string(fd_)).c_str(), O_RDWR | O_CLOEXEC);
@@ -114,6 +143,7 @@ class FaultyQueue final : public IoQueue {
 
  public:
   ~FaultyQueue() override {
+    cut_power();
     if (plain_ >= 0) ::close(plain_);
   }
 
@@ -122,6 +152,7 @@ class FaultyQueue final : public IoQueue {
   int plain_ = -1;
   const std::shared_ptr<Faults> faults_;
   std::mt19937_64 random_;
+  std::optional<VolatileCache> cache_;
   std::mutex mutex_;
   std::condition_variable woken_;
   int wakes_ = 0;
@@ -247,6 +278,15 @@ class FakeMemory final : public store::disk::Memory {
     const std::lock_guard lock(mutex_);
     return lost_.size();
   }
+  std::optional<RemoveReason> reason_of_loss(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto found = lost_.find(key_of(number));
+    return found == lost_.end() ? std::nullopt : std::optional(found->second);
+  }
+  bool was_written(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    return written_.contains(key_of(number));
+  }
   size_t open_reservations() {
     const std::lock_guard lock(mutex_);
     return reserved_.size();
@@ -322,15 +362,19 @@ class DiskTest : public ::testing::Test {
     return Status::ok();
   }
   Status open() { return open(options()); }
-  // Whether the block came up; ADD_FAILURE when it is not the block.
-  bool read(uint64_t number, size_t size) {
+  // What came up; nothing: a miss.
+  std::vector<std::byte> fetched(uint64_t number) {
     auto done = std::make_shared<std::promise<void>>();
-    if (!device_->fetch(kTenant, key_of(number), [done] { done->set_value(); })) return false;
+    if (!device_->fetch(kTenant, key_of(number), [done] { done->set_value(); })) return {};
     if (done->get_future().wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
       ADD_FAILURE() << "a read never ended";
-      return false;
+      return {};
     }
-    const auto bytes = memory_->taken_up(number);
+    return memory_->taken_up(number);
+  }
+  // Whether the block came up; a failure when it is not the block.
+  bool read(uint64_t number, size_t size) {
+    const auto bytes = fetched(number);
     if (bytes.empty()) return false;
     EXPECT_EQ(bytes, content_of(number, size)) << "wrong bytes for " << number;
     return true;

@@ -73,6 +73,9 @@ Result<Superblock> Superblock::decode(ConstPage in) {
     return empty ? Status{Code::kNotFound, "empty"}
                  : Status{Code::kProtocolError, "it holds something else than blocks"};
   }
+  // Each version has the checksum in this place, so one bad bit makes no newer version.
+  if (version != kFormatVersion && !intact(in))
+    return {Code::kProtocolError, "it has another format, or its superblock is damaged"};
   if (version != kFormatVersion)
     return {Code::kVersionSkew, "it has format " + std::to_string(version) + ", this version writes format " +
                                     std::to_string(kFormatVersion)};
