@@ -21,7 +21,7 @@ def run(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_failed_is_said_again_at_the_end(tmp_path: Path) -> None:
-    done = run(tmp_path, f"printf "\\0"; echo '{OUTPUT}'; seq 1000; exit 2")
+    done = run(tmp_path, f"printf '\\0'; echo '{OUTPUT}'; seq 1000; exit 2")
     assert done.returncode == 2
     end = done.stdout.split("== failed\n")[1].splitlines()
     assert "test_store: FAILED" in end
