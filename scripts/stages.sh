@@ -10,8 +10,10 @@ log=$1
 shift
 mkdir -p "$(dirname "$log")"
 
-"$@" 2>&1 | tee "$log"
+running=$(mktemp "$log.XXXXXX") # `make -n test`, which a test runs, comes here as well
+"$@" 2>&1 | tee "$running"
 status=${PIPESTATUS[0]}
+mv "$running" "$log"
 if [ "$status" -ne 0 ]; then
   printf '\n== failed\n'
   # pytest: FAILED or ERROR and a name. Native tests: a program, and the tests in it. Sanitizers and fuzzers: ==pid==ERROR.
