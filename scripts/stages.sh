@@ -17,7 +17,8 @@ mv "$running" "$log"
 if [ "$status" -ne 0 ]; then
   printf '\n== failed\n'
   # pytest: FAILED or ERROR and a name. Native tests: a program, and the tests in it. Sanitizers and fuzzers: ==pid==ERROR.
-  grep -aE '^(FAILED|ERROR) |^(test|fuzz)_[a-z_0-9]+: FAILED|^\[  FAILED  \] [A-Za-z]|^==[0-9]+==ERROR|^WARNING: ThreadSanitizer' "$log" | sort -u
+  grep -aE '^(FAILED|ERROR) |^(test|fuzz)_[a-z_0-9]+: FAILED|^\[  FAILED  \] [A-Za-z]|^==[0-9]+==ERROR|^WARNING: ThreadSanitizer' "$log" |
+    grep -avFf <(cat "$(dirname "$log")/pytest-again" 2>/dev/null) | sort -u # without what passed in its second run
   grep -aE '^make.*\*\*\* \[' "$log"
   printf 'the whole output: %s\n' "$log"
 fi

@@ -31,6 +31,14 @@ def test_what_failed_is_said_again_at_the_end(tmp_path: Path) -> None:
     assert "[  FAILED  ] Tier.Reads (12 ms)" in (tmp_path / "build/log").read_text()
 
 
+def test_what_passed_in_its_second_run_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/pytest-again").write_text("tests/test_some.py::test_one\n")
+    end = run(tmp_path, f"echo '{OUTPUT}'; exit 2").stdout.split("== failed\n")[1]
+    assert "test_one" not in end
+    assert "test_store: FAILED" in end
+
+
 def test_a_good_run_says_nothing_more(tmp_path: Path) -> None:
     done = run(tmp_path, "echo fine")
     assert (done.returncode, done.stdout) == (0, "fine\n")

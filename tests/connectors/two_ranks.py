@@ -12,6 +12,7 @@ SAVED_S = 60.0
 
 
 def main() -> None:
+    from one_vllm import empty_own_cache  # beside this file, which is run as a program
     from vllm import LLM, SamplingParams
 
     model, other, asked, answered, state_dir, master = sys.argv[1:]
@@ -47,7 +48,7 @@ def main() -> None:
         deadline_s = time.monotonic() + SAVED_S
         found: dict[str, object] = {"cached": 0}
         while not found["cached"] and time.monotonic() < deadline_s:
-            engine.reset_prefix_cache()
+            empty_own_cache(engine)
             found = ask()
         return found
 

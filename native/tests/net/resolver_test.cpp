@@ -74,8 +74,8 @@ TEST_F(ResolverTest, ThreadsAreFewAndWhoGaveUpIsNotAskedFor) {
 }
 
 TEST_F(ResolverTest, ConnectingEndsAtItsDeadlineWhileTheResolverHangs) {
-  const auto lookup =
-      look_up("slow.fake", 1);  // keeps it, so that a late thread of the resolver begins as well
+  // Keeps the lookup, so that a thread of the resolver that begins late takes it as well.
+  const auto lookup = look_up("slow.fake", 1);
   ASSERT_TRUE(names().wait_for_waiting(1));
   const auto fd = connect_tcp("slow.fake", 1, Deadline::after_ms(20));
   EXPECT_EQ(fd.code(), Code::kDeadlineExceeded);

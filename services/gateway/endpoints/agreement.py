@@ -103,7 +103,6 @@ class _Trial(NamedTuple):
     instance: EngineInstance
     model: FleetModel
     asked: dict[str, Any]
-    salt: str
 
 
 async def _of_model(asking: _Asking, model: FleetModel) -> ModelAgreement:
@@ -112,9 +111,10 @@ async def _of_model(asking: _Asking, model: FleetModel) -> ModelAgreement:
         return ModelAgreement(model.name, reason="its engines have no passport")
     block_tokens = passport.block_tokens
     trials = [
-        _Trial(one, model, probe_fields(model.name, salt, block_tokens, model.max_model_tokens), salt)
+        _Trial(
+            one, model, probe_fields(model.name, secrets.token_hex(16), block_tokens, model.max_model_tokens)
+        )
         for one in model.instances[:_INSTANCES_MAX]
-        for salt in (secrets.token_hex(16),)
     ]
     ours = [await _tokenized(asking.state, trial) for trial in trials]
     reason = next((text for text in ours if isinstance(text, str)), "")
@@ -136,7 +136,7 @@ async def _tokenized(state: GatewayState, trial: _Trial) -> TokenizedPrompt | st
     """The prompt as this gateway reads it, or why it does not."""
     try:
         request, content = body.parse(msgspec.json.encode(trial.asked), chat=True, choice_count_max=1)
-        found = await state.tokenizers.tokenize(request, content, trial.model, trial.salt)
+        found = await state.tokenizers.tokenize(request, content, trial.model, str(trial.asked["cache_salt"]))
     except Refusal as error:
         return error.fault.message
     except MooncacheError as error:
