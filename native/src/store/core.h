@@ -245,7 +245,8 @@ struct Store::Core {
                        std::vector<store::disk::ColdBlock>& out);
   void end_demotion(uint32_t slot, store::disk::Demotion end);
   using Visit = std::function<void(Tier, TenantId, const Key&, uint64_t size, uint32_t hits)>;
-  uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit);
+  // `hidden`: also what no get finds there.
+  uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit, bool hidden = false);
   // Where below the memory this node has the block, to stay. The shard may be locked.
   std::optional<Tier> tier_below(TenantId tenant, const Key& key) const {
     const store::disk::SsdTier* disks = below.load(std::memory_order_acquire);

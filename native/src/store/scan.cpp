@@ -57,17 +57,18 @@ std::vector<std::pair<std::string, uint64_t>> disk_stats(const store::disk::SsdT
 }  // namespace
 
 // Blocks on disks alone come behind those in memory: their cursors go on where the shards' end.
-uint64_t Store::Core::walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit) {
+uint64_t Store::Core::walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit, bool hidden) {
   const uint64_t base = uint64_t{config.shards} << 32;
-  const uint64_t next =
-      tier->walk(cursor - base, limit, [&](TenantId tenant, const Key& key, uint64_t size, uint32_t hits) {
-        const uint64_t hash = hash_of(tenant, key);
-        const Shard& shard = shard_of(hash);
-        const Lock lock(shard.mutex);
-        // It may have been removed since the disk named it, and the log has said so.
-        if (find(shard, hash, tenant, key) != store::kNone) return;
-        if (const auto lies = tier_below(tenant, key)) visit(*lies, tenant, key, size, hits);
-      });
+  const auto visit_here = [&](TenantId tenant, const Key& key, uint64_t size, uint32_t hits) {
+    const uint64_t hash = hash_of(tenant, key);
+    const Shard& shard = shard_of(hash);
+    const Lock lock(shard.mutex);
+    // It may have been removed since the disk named it, and the log has said so.
+    if (find(shard, hash, tenant, key) != store::kNone) return;
+    const auto lies = tier_below(tenant, key);
+    if (lies || hidden) visit(lies.value_or(Tier::kSsd), tenant, key, size, hits);
+  };
+  const uint64_t next = tier->walk(cursor - base, limit, visit_here, hidden);
   return next == 0 ? 0 : base + next;
 }
 

@@ -144,7 +144,7 @@ Purged Store::purge(TenantId tenant, uint64_t cursor) {
       core_->events->append({RecordKind::kRemove, lies, RemoveReason::kRemoved, tenant, size, key});
       keys.push_back(key);
     };
-    done.next_cursor = core_->tier ? core_->walk_disks(cursor, kPurgedPerLock, visit) : 0;
+    done.next_cursor = core_->tier ? core_->walk_disks(cursor, kPurgedPerLock, visit, true) : 0;
     core_->purge_records(tenant, keys, done);
     return done;
   }

@@ -48,7 +48,9 @@ class Store::Core::MemoryAbove final : public store::disk::Memory {
     {
       const Shard& shard = core_.shards[block.slot & core_.shard_mask];
       const Lock lock(shard.mutex);
-      place = core_.place_of(shard.entries[block.slot >> core_.shard_bits]);
+      const store::BlockEntry& entry = shard.entries[block.slot >> core_.shard_bits];
+      if (entry.removed != 0) return {Code::kNotFound, {}};  // and the disk did not know of it
+      place = core_.place_of(entry);
     }
     return place.memory->copy_out(place.offset + offset, to);
   }

@@ -161,6 +161,50 @@ TEST_F(RdmaTurnsTest, GrantsToWriteThatAreCommitted) {
   EXPECT_EQ(fake().registrations(), 0u);
 }
 
+// Memory that outlives the process keeps its blocks, and none of what devices were told of it.
+class RdmaKeptTest : public RdmaTurnsTest {
+ protected:
+  void SetUp() override {
+    config.store.keep.enabled = true;
+    RdmaTurnsTest::SetUp();
+  }
+};
+
+TEST_F(RdmaKeptTest, BlocksComeBackAndAreRegisteredAnew) {
+  const std::vector<Key> keys = {key_of(100), key_of(101)};
+  for (const Key& key : keys) ASSERT_EQ(busy_->put(key, block_of(7, kMiB)), Code::kOk);
+  meet();
+  const auto exposed = [&] {
+    EXPECT_TRUE(
+        busy_->send(Peer::frame(Opcode::kLookup, Peer::keys_meta(keys).view(), {}, wire::kFlagExpose)));
+    return grants_of<wire::LookupResult>(busy_->reply()).size();
+  };
+  EXPECT_EQ(exposed(), keys.size());
+  EXPECT_EQ(reserved().size(), kBlocks);  // a device may write there until the process ends
+  EXPECT_EQ(fake().registrations(), keys.size() + kBlocks);
+  std::vector<int> held;
+  for (const int fd : server->store().kept().fds) held.push_back(::dup(fd));
+  server.reset();
+  EXPECT_EQ(fake().registrations(), 0u) << "registrations end with the process";
+
+  config.store.keep.fds = held;
+  config.incarnation = 43;
+  start();
+  EXPECT_TRUE(server->store().kept().adopted) << server->store().kept().why_not;
+  EXPECT_EQ(server->store().kept().blocks, keys.size());
+  busy_ = std::make_unique<Peer>(*server);
+  ASSERT_TRUE(busy_->login());
+  EXPECT_EQ(fake().registrations(), 0u) << "adoption tells the devices nothing";
+  for (const Key& key : keys) EXPECT_EQ(busy_->get(key), std::pair(Code::kOk, block_of(7, kMiB)));
+  meet();
+  EXPECT_EQ(exposed(), keys.size());
+  EXPECT_EQ(fake().registrations(), keys.size());
+  // What a device could write before is free again: nobody has it mapped.
+  EXPECT_EQ(server->store().tend_kept(~uint64_t{0} >> 1).held_blocks, 0u);
+  EXPECT_EQ(stat("reserved_bytes"), 0u);
+  for (const int fd : held) ::close(fd);
+}
+
 TEST_F(RdmaTurnsTest, APeerThatLeavesInTheMiddleKeepsNothing) {
   meet();
   fake().hold("ibv_reg_mr_iova", 2);

@@ -1,5 +1,10 @@
-// What a tenant's session can do with blocks of another tenant: nothing, and it learns nothing of them.
+// What a tenant's session can do with blocks of another tenant: nothing, and it learns nothing of them,
+// neither from answers nor from the work that they take.
 #include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
 
 #include "server/peer.h"
 
@@ -69,42 +74,225 @@ TEST_F(TenantsTest, ASessionTokenOpensItsTenantUntilItEnds) {
   EXPECT_EQ(same.get(key_of(1)).first, Code::kOk);
 }
 
-TEST_F(TenantsTest, AnotherTenantsBlockIsLikeAMissingOneForEveryOperation) {
-  start();
-  Peer owner(*server), other(*server);
-  ASSERT_TRUE(owner.login("team-a"));
-  ASSERT_EQ(session(other, "team-b", unix_s() + 600), Code::kOk);
-  const Bytes block = block_of(1, 70'000);
-  ASSERT_EQ(owner.put(key_of(1), block), Code::kOk);
-  const Key theirs = key_of(1), nowhere = key_of(2);
+// What an operation names. A new one fails the tests below until it is in this list, and one that names keys
+// until they ask with it.
+enum class Names {
+  kKeys,    // of blocks
+  kMakes,   // keys of blocks that it makes
+  kGrants,  // of its own connection: AnotherTenantsGrantsAreUnknown
+  kRanges,  // of a transfer engine's memory: a store node refuses it
+  kNothing
+};
+const std::map<Opcode, Names> kNamesOf = {
+    {Opcode::kHello, Names::kNothing},     {Opcode::kAuth, Names::kNothing},
+    {Opcode::kPut, Names::kMakes},         {Opcode::kGet, Names::kKeys},
+    {Opcode::kLookup, Names::kKeys},       {Opcode::kRelease, Names::kGrants},
+    {Opcode::kReserve, Names::kMakes},     {Opcode::kWrite, Names::kGrants},
+    {Opcode::kCommit, Names::kGrants},     {Opcode::kAbort, Names::kGrants},
+    {Opcode::kMatch, Names::kKeys},        {Opcode::kRemove, Names::kKeys},
+    {Opcode::kPin, Names::kKeys},          {Opcode::kUnpin, Names::kKeys},
+    {Opcode::kStat, Names::kKeys},         {Opcode::kRead, Names::kGrants},
+    {Opcode::kAttach, Names::kNothing},    {Opcode::kList, Names::kKeys},
+    {Opcode::kNodeStat, Names::kNothing},  {Opcode::kPing, Names::kNothing},
+    {Opcode::kEndpoint, Names::kNothing},  {Opcode::kWait, Names::kKeys},
+    {Opcode::kGiveUp, Names::kKeys},       {Opcode::kPrefetch, Names::kKeys},
+    {Opcode::kReadRanges, Names::kRanges}, {Opcode::kWriteRanges, Names::kRanges},
+    {Opcode::kOpenRanges, Names::kRanges}, {Opcode::kCloseRanges, Names::kRanges},
+    {Opcode::kMapRegion, Names::kRanges},  {Opcode::kNotify, Names::kRanges},
+    {Opcode::kDescribe, Names::kRanges},   {Opcode::kClusterMap, Names::kNothing},
+};
 
-  EXPECT_EQ(other.get(theirs), other.get(nowhere));
-  EXPECT_EQ(other.get(theirs).first, Code::kNotFound);
-  EXPECT_EQ(other.lookup(theirs)->code, other.lookup(nowhere)->code);
-  EXPECT_EQ(other.lookup(theirs)->code, Code::kNotFound);
-  EXPECT_EQ(remove_as(other, theirs), Code::kNotFound);
-  for (const Opcode opcode : {Opcode::kMatch, Opcode::kStat, Opcode::kUnpin, Opcode::kRemove}) {
-    const auto a = other.call(opcode, Peer::keys_meta({theirs}));
-    const auto b = other.call(opcode, Peer::keys_meta({nowhere}));
-    ASSERT_TRUE(a && b) << static_cast<int>(opcode);
-    EXPECT_EQ(a->status.code, b->status.code);
-    EXPECT_EQ(a->body, b->body) << "byte for byte, opcode " << static_cast<int>(opcode);
+struct Question {
+  Opcode opcode;
+  uint16_t flags;
+  std::function<void(Writer&, const Key&)> encode;
+};
+
+std::vector<Question> questions() {
+  const auto keys = [](Writer& out, const Key& key) { wire::encode_keys(out, std::vector<Key>{key}); };
+  const auto all = static_cast<uint16_t>(wire::kFlagTouch | wire::kFlagTiers | wire::kFlagShared);
+  return {
+      {Opcode::kGet, 0,
+       [](Writer& out, const Key& key) {
+         out = Peer::get_meta({{key, 0, UINT64_MAX}});
+       }},
+      {Opcode::kGet, wire::kFlagVerify,
+       [](Writer& out, const Key& key) {
+         out = Peer::get_meta({{key, 0, 0}});
+       }},
+      {Opcode::kLookup, 0, keys},
+      {Opcode::kMatch, 0, keys},
+      {Opcode::kMatch, all, keys},
+      {Opcode::kStat, 0, keys},
+      {Opcode::kPin, 0,
+       [](Writer& out, const Key& key) {
+         wire::PinRequest{60'000, {key}}.encode(out);
+       }},
+      {Opcode::kUnpin, 0, keys},
+      {Opcode::kPrefetch, 0,
+       [](Writer& out, const Key& key) {
+         wire::PrefetchRequest{1000, kMiB, {key}}.encode(out);
+       }},
+      {Opcode::kWait, 0,
+       [](Writer& out, const Key& key) {
+         wire::WaitRequest{0, 0, {key}}.encode(out);
+       }},
+      {Opcode::kGiveUp, 0, keys},
+      {Opcode::kRemove, 0, keys},
+      {Opcode::kList, 0,
+       [](Writer& out, const Key&) {
+         wire::ListRequest{0, 100}.encode(out);
+       }},
+  };
+}
+
+// A block of team-a, in memory or on a disk alone, and team-b, which asks for it.
+class OthersBlockTest : public TenantsTest {
+ protected:
+  static constexpr uint64_t kBlock = 70'000, kCount = 100;
+
+  void start_with_block(bool on_disk) {
+    if (on_disk) {
+      std::filesystem::create_directories(folder / "disk");
+      config.store.capacity_bytes = 4 << 20;
+      config.store.eviction = "lru";
+      config.store.disk.paths = {folder / "disk"};
+      config.store.disk.bytes = 64 << 20;
+      config.store.disk.stall_ms = 60'000;  // a busy machine is no stalled disk
+    }
+    start();
+    owner.emplace(*server);
+    other.emplace(*server);
+    ASSERT_TRUE(owner->login("team-a"));
+    ASSERT_EQ(session(*other, "team-b", unix_s() + 600), Code::kOk);
+    if (!on_disk) {
+      ASSERT_EQ(owner->put(key_of(0), block_of(0, kBlock)), Code::kOk);
+      return;
+    }
+    const Deadline deadline = Deadline::after(kPatience);
+    for (uint64_t i = 0; i < kCount && !deadline.expired(); ++i) {
+      ASSERT_EQ(owner->put(key_of(i), block_of(i, kBlock)), Code::kOk);
+      // At the disk's pace: a put does not wait for it.
+      while (i > 54 && stat("ssd_blocks") + 54 < i && !deadline.expired())
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    for (uint64_t i = 0; i < kCount && !theirs; ++i) {
+      const auto info = server->store().stat(wire::tenant_id("team-a"), key_of(i), 0);
+      if (info && info->tier == Tier::kSsd) number = i;
+      if (info && info->tier == Tier::kSsd) theirs = key_of(i);
+    }
+    ASSERT_TRUE(theirs) << "no block went to the disk";
+    // What goes down for the puts has gone down.
+    auto before = counted();
+    for (auto now = before; !deadline.expired(); before = std::exchange(now, counted())) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      if (now = counted(); now == before) return;
+    }
   }
-  for (const Key& key : {theirs, nowhere}) {
-    Writer pin;
-    wire::PinRequest{60'000, {key}}.encode(pin);
-    EXPECT_EQ(Peer::codes(other.call(Opcode::kPin, pin)), std::vector<Code>{Code::kNotFound});
+  // All that the node counts: reads and writes of disks, evictions, hits, requests, errors.
+  std::map<std::string, uint64_t> counted() const {
+    std::map<std::string, uint64_t> all;
+    for (const auto& [name, value] : server->stats()) all[name] = value;
+    return all;
   }
-  Writer list;
-  wire::ListRequest{0, 100}.encode(list);
-  const auto listed = other.call(Opcode::kList, list);
-  Reader reader(listed->body);
-  EXPECT_TRUE(wire::ListResponse::decode(reader)->items.empty());
-  // A block of the same key is one of its own.
-  EXPECT_EQ(other.put(theirs, block_of(9, 300)), Code::kOk);
-  EXPECT_EQ(other.get(theirs), std::pair(Code::kOk, block_of(9, 300)));
-  EXPECT_EQ(remove_as(other, theirs), Code::kOk);
-  EXPECT_EQ(owner.get(theirs), std::pair(Code::kOk, block));
+  // How the counters change by it, and the whole answer.
+  std::pair<std::map<std::string, uint64_t>, Bytes> ask(const Question& question, const Key& key) {
+    Writer meta;
+    question.encode(meta, key);
+    const auto before = counted();
+    const auto reply = other->call(question.opcode, meta, {}, question.flags);
+    auto changes = counted();
+    for (const auto& [name, value] : before) changes[name] -= value;
+    // Counted when the answer has left; the answers are compared.
+    for (const char* late : {"bytes_out", "write_calls"}) changes.erase(late);
+    std::erase_if(changes, [](const auto& change) { return change.second == 0; });
+    if (!reply) return {changes, {}};
+    Bytes answer{static_cast<std::byte>(reply->status.code)};
+    for (const Bytes* part : {&reply->body, &reply->payload})
+      answer.insert(answer.end(), part->begin(), part->end());
+    return {changes, answer};
+  }
+  void ask_all() {
+    const Key block = theirs.value_or(key_of(0)), nowhere = key_of(1'000'000);
+    const auto before = server->store().stat(wire::tenant_id("team-a"), block, 0);
+    std::set<Opcode> asked;
+    for (const Question& question : questions()) {
+      SCOPED_TRACE(wire::opcode_name(question.opcode));
+      asked.insert(question.opcode);
+      (void)ask(question, nowhere);  // what the first one of a kind costs alone
+      const auto [work, answer] = ask(question, block);
+      const auto [work_for_nothing, nothing] = ask(question, nowhere);
+      EXPECT_EQ(answer, nothing) << "byte for byte";
+      EXPECT_EQ(work, work_for_nothing) << "what it cost says nothing";
+      for (const auto& [name, change] : work) EXPECT_FALSE(name.starts_with("ssd_")) << name;
+      EXPECT_FALSE(answer.empty());
+    }
+    for (const auto& [opcode, names] : kNamesOf)
+      EXPECT_EQ(asked.contains(opcode), names == Names::kKeys) << wire::opcode_name(opcode);
+    const auto after = server->store().stat(wire::tenant_id("team-a"), block, 0);
+    ASSERT_TRUE(before && after);
+    EXPECT_EQ(after->hits, before->hits);
+    EXPECT_EQ(after->tier, before->tier) << "it did not come up";
+    EXPECT_EQ(after->pinned_until_ms, 0u);
+    // A block of the same key is one of its own.
+    EXPECT_EQ(other->put(block, block_of(9, 300)), Code::kOk);
+    EXPECT_EQ(other->get(block), std::pair(Code::kOk, block_of(9, 300)));
+    EXPECT_EQ(remove_as(*other, block), Code::kOk);
+    const auto mine = other->reserve(block, 300);
+    ASSERT_TRUE(mine);
+    EXPECT_EQ(mine->code, Code::kOk);
+    EXPECT_EQ(Peer::codes(other->call(Opcode::kAbort, Peer::grants_meta({mine->extent.grant}))),
+              std::vector<Code>{Code::kOk});
+    EXPECT_EQ(owner->get(block), std::pair(Code::kOk, block_of(number, kBlock)));
+  }
+  std::optional<Peer> owner, other;
+  std::optional<Key> theirs;
+  uint64_t number = 0;
+};
+
+TEST_F(OthersBlockTest, InMemoryItIsLikeAMissingOneForEveryOperation) {
+  ASSERT_NO_FATAL_FAILURE(start_with_block(false));
+  ask_all();
+}
+
+// No read of the disk begins, and nothing comes up: so no time is different either.
+TEST_F(OthersBlockTest, OnADiskItIsLikeAMissingOneForEveryOperation) {
+  ASSERT_NO_FATAL_FAILURE(start_with_block(true));
+  ask_all();
+}
+
+TEST_F(OthersBlockTest, EveryOperationIsInTheList) {
+  for (uint8_t value = 1; value <= wire::kMaxOpcode; ++value) {
+    const auto opcode = static_cast<Opcode>(value);
+    EXPECT_EQ(kNamesOf.contains(opcode), wire::opcode_name(opcode) != "UNKNOWN") << int{value};
+  }
+}
+
+TEST_F(OthersBlockTest, OperationsOfTransferEnginesAreRefused) {
+  ASSERT_NO_FATAL_FAILURE(start_with_block(false));
+  for (const auto& [opcode, names] : kNamesOf) {
+    if (names != Names::kRanges) continue;
+    Peer peer(*server);
+    ASSERT_TRUE(peer.login("team-b"));
+    const auto reply = peer.call(opcode, Peer::keys_meta({key_of(0)}));
+    EXPECT_TRUE(!reply || !reply->status) << wire::opcode_name(opcode);
+  }
+}
+
+// A GIVE_UP ends the waits of its own tenant.
+TEST_F(OthersBlockTest, AWaitIsNotEndedByAnotherTenant) {
+  ASSERT_NO_FATAL_FAILURE(start_with_block(false));
+  Writer wait;
+  wire::WaitRequest{600'000, 0, {key_of(5)}}.encode(wait);
+  ASSERT_TRUE(owner->send(Peer::frame(Opcode::kWait, wait.view())));
+  ASSERT_TRUE(eventually("waits_open", 1));
+  const auto reply = other->call(Opcode::kGiveUp, Peer::keys_meta({key_of(5)}));
+  ASSERT_TRUE(reply && reply->status);
+  EXPECT_EQ(other->put(key_of(5), block_of(5, 100)), Code::kOk);
+  EXPECT_EQ(stat("waits_open"), 1u);
+  EXPECT_EQ(owner->put(key_of(6), block_of(6, 100)), Code::kOk) << "it still waits";
+  owner.reset();
+  EXPECT_TRUE(eventually("waits_open", 0));
 }
 
 TEST_F(TenantsTest, AnotherTenantsGrantsAreUnknown) {

@@ -15,6 +15,7 @@
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
@@ -44,7 +45,8 @@ using store::disk::IoQueue;
 // What the queue does to the operations; any thread sets it.
 struct Faults {
   std::atomic<int> read_error{0}, write_error{0}, sync_error{0};  // errno
-  std::atomic<bool> short_reads{false}, stalled{false}, stale_ends{false};
+  std::atomic<int> late_write_error{0};  // errno of a write whose bytes reach the disk all the same
+  std::atomic<bool> short_reads{false}, flipped_reads{false}, stalled{false}, stale_ends{false};
   std::atomic<int64_t> kill_at_write{-1};  // this write is torn, and nothing after it reaches the disk
   std::atomic<bool> killed{false};
   std::atomic<uint64_t> writes{0};
@@ -94,6 +96,7 @@ class FaultyQueue final : public IoQueue {
     if (io.kind == Io::Kind::kRead) {
       if (faults_->read_error != 0) return -faults_->read_error;
       const ssize_t got = ::pread(fd_, io.memory.data, io.memory.size, offset);
+      if (faults_->flipped_reads && got > 0) io.memory.data[got / 2] ^= std::byte{1};
       return faults_->short_reads ? got / 2 : got;
     }
     if (faults_->write_error != 0) return -faults_->write_error;
@@ -116,6 +119,7 @@ class FaultyQueue final : public IoQueue {
         break;
       }
     }
+    if (faults_->late_write_error != 0) return -faults_->late_write_error;
     return static_cast<int64_t>(io.memory.size);
   }
   int64_t change_cached(const Io& io) {
@@ -169,6 +173,8 @@ inline std::vector<std::byte> content_of(uint64_t number, size_t size) {
 class FakeMemory final : public store::disk::Memory {
  public:
   std::atomic<bool> is_full{false};  // no reservation succeeds
+  // Before blocks are offered: called behind the copy of each piece. False: the copy counts as failed.
+  std::function<bool(uint64_t number)> copied;
 
   void offer(uint64_t number, size_t size, uint32_t hits = 1, uint32_t end = 0) {
     const std::lock_guard lock(mutex_);
@@ -197,8 +203,11 @@ class FakeMemory final : public store::disk::Memory {
     }
   }
   Status copy_out(const ColdBlock& block, uint64_t offset, Slice to) override {
-    const std::lock_guard lock(mutex_);
-    std::memcpy(to.data, bodies_.at(block.slot).data() + offset, to.size);
+    {
+      const std::lock_guard lock(mutex_);
+      std::memcpy(to.data, bodies_.at(block.slot).data() + offset, to.size);
+    }
+    if (copied && !copied(block.slot)) return {Code::kNotFound, {}};
     return Status::ok();
   }
   void end_demotion(const ColdBlock& block, Demotion end) override {

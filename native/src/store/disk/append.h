@@ -34,7 +34,8 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
   record.at = {open_, static_cast<uint32_t>(open_fill_ / kUnitBytes)};
   std::array<std::byte, kRecordHeaderBytes> head{};
   if (key == nullptr) header.encode(layout_.uuid, head);
-  std::vector<Slice> head_places;  // the header of an encrypted record is known last
+  std::array<Slice, 2> head_places;  // the header of an encrypted record is known last
+  size_t heads = 0;
   const uint64_t total = record_bytes(header.size);
   budget_.spend(total);  // also of removals, and of blocks that move: the disk wears from all that is written
   bool sound = key == nullptr || begin_record(cipher_, *key, layout_.uuid, header);
@@ -50,7 +51,7 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
     std::byte* const place = chunk_data(to) + to.fill;
     if (at < kRecordHeaderBytes) {
       std::memcpy(place, head.data() + at, bytes);
-      if (key != nullptr) head_places.push_back({place, bytes});
+      head_places[heads++] = {place, bytes};
     } else if (at < payload_end) {
       if (key != nullptr) bytes = std::min(bytes, kEncryptedAtOnce);
       sound = copy(at - kRecordHeaderBytes, Slice{place, bytes}) && sound;
@@ -65,28 +66,24 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
     if (to.fill == chunk_bytes_) to.sealed = true;
   }
   large_.reset();  // its chunks hold it until they are written
-  if (key != nullptr) {
-    sound = sound && end_encryption(header);
-    if (!sound) header.crc32c = 0;  // not encrypted yet; the record is one that is never read
-    header.encode(layout_.uuid, head);
-    const std::byte* from = head.data();
-    for (const Slice& to : head_places) {
-      std::memcpy(to.data, from, to.size);
-      from += to.size;
-    }
-  }
-  if (!sound) return false;
+  if (key != nullptr) sound = sound && end_encryption(header);
   record.header = header;
-  footer_.push_back({header, record.at.unit});
-  if (record.kept) {
-    const std::lock_guard lock(mutex_);
-    ++segments_[record.from.segment].reads;
-  } else if (!header.removal()) {
-    const std::lock_guard lock(mutex_);
-    if (index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted(), header.end(),
-                   header.origin) == kNone)
-      return false;
+  sound = sound && enter(record);
+  if (!sound) {  // a start without a footer finds it, and must not take it for a block
+    RecordHeader none;
+    none.flags = RecordHeader::kPurged;
+    none.sequence = header.sequence;
+    none.key = header.key;
+    none.tenant = header.tenant;
+    none.size = header.size;
+    header = none;
   }
+  if (key != nullptr || !sound) header.encode(layout_.uuid, head);
+  const std::byte* from = head.data();
+  for (size_t place = 0; place < heads; from += head_places[place++].size)
+    std::memcpy(head_places[place].data, from, head_places[place].size);
+  if (!sound) return false;
+  footer_.push_back({header, record.at.unit});
   pending_.push_back(std::move(record));
   return true;
 }

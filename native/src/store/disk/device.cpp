@@ -12,7 +12,7 @@ namespace mooncache::store::disk {
 
 namespace {
 
-constexpr size_t kMaxFetches = 4096, kMaxRemovals = 1 << 16;
+constexpr size_t kMaxFetches = 4096;
 constexpr int kBusyWaitMs = 5, kIdleWaitMs = 20;
 constexpr uint32_t kMaxErrorsInRow = 3;
 constexpr uint64_t kQuietMs = 500;  // without a stall, before a device that stalled serves again
@@ -100,19 +100,7 @@ bool Device::fetch(TenantId tenant, const Key& key, Done done) {
   return true;
 }
 
-bool Device::remove(TenantId tenant, const Key& key, Done done) {
-  const std::lock_guard lock(mutex_);
-  const uint32_t number = index_.find(tenant, key);
-  const bool was_handed = end_handed(tenant, key);
-  if (number == kNone && !was_handed) return false;
-  if (number != kNone) forget(number);  // who reads it finds that it is gone
-  if (stopping_ || removals_.size() >= kMaxRemovals) return false;
-  removals_.push_back({tenant, key, std::move(done)});
-  queue_->wake();
-  return true;
-}
-
-uint64_t Device::walk(uint64_t cursor, uint32_t limit, const Visit& visit) const {
+uint64_t Device::walk(uint64_t cursor, uint32_t limit, const Visit& visit, bool hidden) const {
   struct Seen {
     TenantId tenant;
     Key key;
@@ -126,7 +114,7 @@ uint64_t Device::walk(uint64_t cursor, uint32_t limit, const Visit& visit) const
     const auto end = static_cast<uint32_t>(std::min<uint64_t>(index_.slots(), uint64_t{at} + kSlotsPerLock));
     for (; at < end && seen.size() < limit && answering(); ++at) {
       const DiskEntry& entry = index_[at];
-      if (entry.size != 0 && entry.written)
+      if (entry.size != 0 && entry.written && (hidden || entry.hidden == 0))
         seen.push_back({index_.tenant_of(entry), entry.key, entry.size, static_cast<uint8_t>(entry.hits)});
     }
     if (at >= index_.slots() || !answering()) at = 0;
@@ -190,8 +178,8 @@ void Device::run() {
     if (record.done) record.done();
   }
   for (auto* dones : {&to_sync_, &syncing_}) {
-    for (const Done& done : std::exchange(*dones, {})) {
-      if (done) done();
+    for (const Removal& removal : std::exchange(*dones, {})) {
+      if (removal.done) removal.done();
     }
   }
   end_operations();
@@ -375,7 +363,8 @@ void Device::give_up() {
       if (gone.empty()) return;
     }
     for (const auto& [tenant, entry] : gone) {
-      if (entry.written) memory_.lost(tenant, entry.key, entry.size, RemoveReason::kCorrupt);
+      if (entry.written && entry.hidden == 0)
+        memory_.lost(tenant, entry.key, entry.size, RemoveReason::kCorrupt);
     }
   }
 }
@@ -394,7 +383,10 @@ void Device::fail_all() {
   std::deque<Removal> removals;
   {
     const std::lock_guard lock(mutex_);
-    if (off_ || stopping_) removals.swap(removals_);
+    if (off_ || stopping_) {
+      removals.swap(removals_);
+      unlasting_.clear();
+    }
   }
   for (const auto& fetch : all) {
     fetch->failed = true;

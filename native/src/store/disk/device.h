@@ -15,6 +15,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -133,7 +134,8 @@ class Device {
   // when it is not here or on its way already. Nothing when it is given up: more than `max_bytes`, fetches
   // are behind, or much comes up ahead already. It is also given up when it has not begun at `until_ms`.
   std::optional<uint64_t> prefetch(TenantId tenant, const Key& key, uint64_t max_bytes, uint64_t until_ms);
-  // True when the block was here; `done` when its removal will last.
+  // True when a start could find the block; `done` when its removal will last. It never does when too many
+  // removals wait for the disk.
   bool remove(TenantId tenant, const Key& key, Done done);
   // A block from a disk above, to be written here (device_down.cpp). Too much of it at once is dropped.
   void take_handed(const ColdBlock& block, std::vector<std::byte> body);
@@ -142,9 +144,9 @@ class Device {
   Code pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t now_ms);
   Code unpin(TenantId tenant, const Key& key);
   // Calls visit(tenant, key, size, hits) from `cursor` on, `limit` times at most; the next cursor, 0 at the
-  // end.
+  // end. With `hidden` also of what still lies there and is no longer served.
   using Visit = std::function<void(TenantId, const Key&, uint64_t, uint32_t)>;
-  uint64_t walk(uint64_t cursor, uint32_t limit, const Visit& visit) const;
+  uint64_t walk(uint64_t cursor, uint32_t limit, const Visit& visit, bool hidden = false) const;
   // The same for blocks of one writer: visit(tenant, key, size), also of those that are being written.
   using VisitWritten = std::function<void(TenantId, const Key&, uint64_t)>;
   uint64_t walk_writer(uint64_t cursor, uint32_t limit, const RecallRequest& request,
@@ -261,7 +263,7 @@ class Device {
   Status open_file();
   Status open_superblock();
   Status check_unused();
-  Status create_superblock(const Superblock& wanted);
+  Status create_superblock(const Superblock& wanted, bool is_first);
   Status recover();
   bool recover_segment(uint32_t number);
   void adopt(const RecordHeader& header, Location at);
@@ -308,7 +310,7 @@ class Device {
   // Whether what is known of a block can be read: its time is not over, and its tenant has a key, where it
   // takes one. mutex_ is held.
   bool is_readable(const DiskEntry& entry) const {
-    if (has_ended(entry.end)) return false;
+    if (entry.hidden != 0 || has_ended(entry.end)) return false;
     return entry.encrypted == 0 ||
            (options_.keyring != nullptr && options_.keyring->has_key(index_.tenant_of(entry)));
   }
@@ -325,11 +327,18 @@ class Device {
   void finish_down(Fetch& fetch, Code code);
   bool holds(const Fetch& fetch) const;
   bool end_handed(TenantId tenant, const Key& key);
-  // device_write.cpp
+  // device_remove.cpp
+  void hide(uint32_t number);
+  bool end_appended(TenantId tenant, const Key& key);
+  void want_removal(TenantId tenant, const Key& key, Done done);
   void write_removals();
+  void append_removal(Removal removal);
+  void synced(bool whole);
+  // device_write.cpp
   bool room_for(uint64_t bytes);
   bool fits_open(uint64_t bytes) const;
   bool leaves_room_to_move(uint64_t bytes);
+  bool enter(const PendingRecord& record);
   template <typename Copy>
   bool append(RecordHeader header, PendingRecord record, const Keyring::KeyRef& key, const Copy& copy);
   Chunk& chunk();
@@ -340,7 +349,6 @@ class Device {
   void retire_chunks();
   void record_ended(PendingRecord& record, bool sound);
   void written(const Op& op, bool whole);
-  void synced(bool whole);
   bool open_segment();
   void open_ahead();
   bool write_header(uint32_t number);
@@ -401,6 +409,9 @@ class Device {
   size_t ahead_count_ = 0;  // of fetches_
   uint64_t ahead_bytes_ = 0;
   std::deque<Removal> removals_;
+  std::map<std::pair<TenantId, Key>, uint32_t> unlasting_;  // removals that do not last yet, of each key
+  std::optional<std::pair<TenantId, Key>> appended_;        // the block that is copied from memory now
+  bool is_cut_ = false;                                     // it was removed meanwhile
   std::deque<std::shared_ptr<Handed>> handed_;
   uint64_t handed_bytes_ = 0;
   bool stopping_ = false;
@@ -415,8 +426,8 @@ class Device {
   std::vector<uint32_t> free_ops_;
   std::deque<Chunk> chunks_;  // oldest first; the last one may still be filled
   std::deque<PendingRecord> pending_;
-  std::vector<FooterEntry> footer_;      // of the open segment
-  std::vector<Done> to_sync_, syncing_;  // of removals that are written
+  std::vector<FooterEntry> footer_;         // of the open segment
+  std::vector<Removal> to_sync_, syncing_;  // written
   std::vector<IoEnd> ends_;
   std::vector<ColdBlock> cold_;
   RecordCipher cipher_;

@@ -32,7 +32,7 @@ void Device::want_down(const DiskEntry& entry) {
 bool Device::holds(const Fetch& fetch) const {
   const std::lock_guard lock(mutex_);
   const uint32_t number = index_.find(fetch.tenant, fetch.key);
-  return number != kNone && DiskIndex::location_of(index_[number]) == fetch.at;
+  return number != kNone && index_[number].hidden == 0 && DiskIndex::location_of(index_[number]) == fetch.at;
 }
 
 // Who removes the block looks here first, then below. So it is looked for here once more when it is below.

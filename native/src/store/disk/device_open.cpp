@@ -146,7 +146,7 @@ Status Device::open_superblock() {
     layout_ = *found;
     return Status::ok();
   }
-  return create_superblock(wanted);
+  return create_superblock(wanted, !found);
 }
 
 // File systems may leave their first pages empty; what they write lies in the first quarter of a MiB.
@@ -163,16 +163,21 @@ Status Device::check_unused() {
                                     "another place"};
 }
 
-// One copy after the other, so that one is whole at every moment.
-Status Device::create_superblock(const Superblock& wanted) {
+// One copy after the other, so that one is whole at every moment. The first one of all is written twice,
+// before without its CRC, in its last sector: so the first sector always says whose file it is, however it
+// was torn.
+Status Device::create_superblock(const Superblock& wanted, bool is_first) {
   const Slice page{page_memory_.data(), kPageBytes};
+  const auto write = [&](uint64_t copy) {
+    return plain({Io::Kind::kWrite, copy * kPageBytes, page, -1, 0}) == static_cast<int64_t>(kPageBytes) &&
+           plain({Io::Kind::kSync, 0, {}, -1, 0}) == 0;
+  };
   wanted.encode(Page(page.data, kPageBytes));
-  for (uint64_t copy = 0; copy < 2; ++copy) {
-    const bool written =
-        plain({Io::Kind::kWrite, copy * kPageBytes, page, -1, 0}) == static_cast<int64_t>(kPageBytes) &&
-        plain({Io::Kind::kSync, 0, {}, -1, 0}) == 0;
-    if (!written) return {Code::kInternal, file_.path() + " cannot be written"};
-  }
+  std::fill_n(page.data + kPageBytes - sizeof(uint32_t), sizeof(uint32_t), std::byte{0});
+  bool written = !is_first || write(0);
+  wanted.encode(Page(page.data, kPageBytes));
+  written = written && write(0) && write(1);
+  if (!written) return {Code::kInternal, file_.path() + " cannot be written"};
   layout_ = wanted;
   return Status::ok();
 }

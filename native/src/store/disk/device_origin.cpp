@@ -34,7 +34,7 @@ std::optional<Origin> Device::origin(TenantId tenant, const Key& key) const {
   {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(tenant, key);
-    if (number == kNone) return std::nullopt;
+    if (number == kNone || index_[number].hidden != 0) return std::nullopt;
     origin.writer = index_.writer_of(index_[number]);
     at = DiskIndex::location_of(index_[number]);
     sequence = segments_[at.segment].sequence;

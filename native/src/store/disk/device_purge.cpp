@@ -48,7 +48,8 @@ Result<uint64_t> Device::purge(TenantId tenant, const Key& key) {
   {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(tenant, key);
-    (void)end_handed(tenant, key);
+    if (end_handed(tenant, key) && number == kNone) want_removal(tenant, key, {});
+    if (appended_ == std::pair(tenant, key)) return {Code::kBackPressure, "its record is being written"};
     if (number == kNone) return uint64_t{0};
     const DiskEntry& entry = index_[number];
     if (!entry.written) return {Code::kBackPressure, "its record is being written"};
@@ -57,8 +58,7 @@ Result<uint64_t> Device::purge(TenantId tenant, const Key& key) {
     purged.sequence = segments_[at.segment].sequence;
     ++segments_[at.segment].reads;  // the segment is not used again meanwhile
     forget(number);
-    removals_.push_back({tenant, key, {}});
-    queue_->wake();
+    want_removal(tenant, key, {});
   }
   const bool done = answering() && overwrite(at, purged);
   const std::lock_guard lock(mutex_);

@@ -181,13 +181,14 @@ void Device::report(const std::shared_ptr<Fetch>& fetch) {
   }
 }
 
-// What the disk did not give back is not asked for again.
+// What the disk did not give back is not asked for again. Its record lies there, and a start may find it: so
+// whoever removes the block still finds that there is something to remove.
 void Device::drop(const Fetch& fetch, RemoveReason reason) {
   {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(fetch.tenant, fetch.key);
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == fetch.at)) return;
-    forget(number);
+    hide(number);
   }
   memory_.lost(fetch.tenant, fetch.key, fetch.size, reason);
 }

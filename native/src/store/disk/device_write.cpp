@@ -65,6 +65,20 @@ bool Device::room_for(uint64_t bytes) {
   return true;
 }
 
+// Into the index: a block that is being written, or one that is held where it lies until it has moved. False:
+// the index is full.
+bool Device::enter(const PendingRecord& record) {
+  const RecordHeader& header = record.header;
+  if (header.removal()) return true;
+  const std::lock_guard lock(mutex_);
+  if (record.kept) {
+    ++segments_[record.from.segment].reads;
+    return true;
+  }
+  return index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted(),
+                    header.end(), header.origin) != kNone;
+}
+
 // The chunk that is being filled; room_for() has seen to it that there is one.
 Device::Chunk& Device::chunk() {
   if (chunks_.empty() || chunks_.back().sealed) {
@@ -144,40 +158,24 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
     ++seen.dropped;
     return Demotion::kLater;
   }
+  {
+    const std::lock_guard lock(mutex_);
+    appended_.emplace(block.tenant, block.key);
+    is_cut_ = false;
+  }
   const bool copied =
       append(header_of(segments_[open_].sequence, block), {}, writing.key,
              [&](uint64_t offset, Slice to) { return memory_.copy_out(block, offset, to).is_ok(); });
-  if (!copied) return Demotion::kRefused;
+  {
+    const std::lock_guard lock(mutex_);
+    appended_.reset();
+    const uint32_t number = is_cut_ ? index_.find(block.tenant, block.key) : kNone;
+    if (number != kNone) forget(number);
+    if (!copied || is_cut_) return Demotion::kRefused;
+  }
   ++seen.admitted;
   seen.admitted_bytes += block.size;
   return Demotion::kWritten;
-}
-
-void Device::write_removals() {
-  if (now_ms_ < next_removal_ms_) return;
-  for (;;) {
-    Removal removal;
-    {
-      const std::lock_guard lock(mutex_);
-      if (removals_.empty()) return;
-    }
-    if (!room_for(kRecordHeaderBytes)) return;
-    {
-      const std::lock_guard lock(mutex_);
-      if (removals_.empty()) return seal_chunk();
-      removal = std::move(removals_.front());
-      removals_.pop_front();
-    }
-    RecordHeader header;
-    header.flags = RecordHeader::kRemoval;
-    header.sequence = segments_[open_].sequence;
-    header.key = removal.key;
-    header.tenant = removal.tenant;
-    PendingRecord record;
-    record.done = std::move(removal.done);
-    (void)append(header, std::move(record), nullptr, [](uint64_t, Slice) { return true; });
-    removals_waiting_ = true;
-  }
 }
 
 // Who removes waits for the disk, so what holds a removal is written at once.
@@ -246,7 +244,7 @@ void Device::record_ended(PendingRecord& record, bool sound) {
   const RecordHeader& header = record.header;
   if (header.removal()) {
     if (sound) {
-      to_sync_.push_back(std::move(record.done));
+      to_sync_.push_back({header.tenant, header.key, std::move(record.done)});
       const std::lock_guard lock(stats_mutex_);
       ++count_.removals;
     } else {
@@ -262,12 +260,9 @@ void Device::record_ended(PendingRecord& record, bool sound) {
     const uint32_t number = index_.find(header.tenant, header.key);
     const Location known = record.kept ? record.from : record.at;
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == known)) return;
-    if (sound) {
-      (void)index_.put(header.tenant, header.key, header.size, record.at, true, header.encrypted(),
-                       header.end(), header.origin);
-    } else {
-      forget(number);
-    }
+    (void)index_.put(header.tenant, header.key, header.size, record.at, true, header.encrypted(),
+                     header.end(), header.origin);
+    if (!sound) hide(number);  // its bytes may have reached the disk all the same
   }
   if (sound && !record.kept) {
     memory_.written(header.tenant, header.key, header.size);
@@ -376,18 +371,6 @@ void Device::write_footers() {
   ++writes_under_way_;
 }
 
-// A removal lasts when the device was asked to keep it, and said that it does.
-void Device::synced(bool whole) {
-  auto dones = std::exchange(syncing_, {});
-  if (!whole) {
-    std::move(dones.begin(), dones.end(), std::back_inserter(to_sync_));
-    return;
-  }
-  for (const Done& done : dones) {
-    if (done) done();
-  }
-}
-
 // A header, a footer, a wiped header, or the sync behind one. Without a footer, a start reads the headers of
 // records; without its header, a segment has no records; what was not wiped is wiped again.
 void Device::written(const Op& op, bool whole) {
@@ -452,6 +435,10 @@ void Device::reclaim() {
       for (; at < end; ++at) {
         const DiskEntry& entry = index_[at];
         if (entry.size == 0 || entry.segment != number) continue;
+        if (entry.hidden != 0) {
+          forget(at);
+          continue;
+        }
         const bool pinned = is_pinned(at, now_ms_);
         const bool has_time = entry.written && !has_ended(entry.end);
         if (has_time && (pinned || moves_on(entry))) {
@@ -490,7 +477,8 @@ void Device::drop_ended() {
         static_cast<uint32_t>(std::min<uint64_t>(index_.slots(), uint64_t{ended_at_} + kReclaimedPerLock));
     for (; ended_at_ < until; ++ended_at_) {
       const DiskEntry& entry = index_[ended_at_];
-      if (entry.size == 0 || !entry.written || entry.end == 0 || ended_minute_ < entry.end) continue;
+      if (entry.size == 0 || !entry.written || entry.hidden != 0) continue;
+      if (entry.end == 0 || ended_minute_ < entry.end) continue;
       gone.emplace_back(index_.tenant_of(entry), entry);
       forget(ended_at_);
     }

@@ -23,6 +23,7 @@ struct DiskEntry {
   uint32_t size : 28 = 0;  // 0: not in use
   uint32_t written : 1 = 0;
   uint32_t encrypted : 1 = 0;
+  uint32_t hidden : 1 = 0;  // no longer served, but a start may find its record: see DiskIndex::hide()
   uint16_t segment = 0;
   uint16_t owner = 0;           // number here of its tenant and writer
   uint32_t hits : 8 = 0;        // since it was written
@@ -74,6 +75,7 @@ class DiskIndex {
     entry.hits = 0;
     entry.written = written;
     entry.encrypted = encrypted;
+    entry.hidden = 0;
     entry.end = end & kMaxEnd;
     with_end_ += end != 0 ? 1 : 0;
     bytes_ += size;
@@ -89,7 +91,16 @@ class DiskIndex {
     cells_.erase(hash_at(number), number, [this](uint32_t other) { return hash_at(other); });
     take_out(entries_[number]);
     entries_[number].size = 0;
+    entries_[number].hidden = 0;
     entries_.release(number);
+  }
+  // What the disk did not give back, or may have written. It counts as no block, but who removes it finds it.
+  void hide(uint32_t number) {
+    DiskEntry& entry = entries_[number];
+    if (entry.hidden != 0) return;
+    entry.hidden = entry.written = 1;
+    ++hidden_;
+    hidden_bytes_ += entry.size;
   }
   DiskEntry& operator[](uint32_t number) { return entries_[number]; }
   const DiskEntry& operator[](uint32_t number) const { return entries_[number]; }
@@ -103,9 +114,9 @@ class DiskIndex {
   }
   static Location location_of(const DiskEntry& entry) { return {entry.segment, entry.next}; }
   uint32_t slots() const { return entries_.size(); }  // numbers below were in use at least once
-  uint32_t count() const { return cells_.count(); }
+  uint32_t count() const { return cells_.count() - hidden_; }
   uint32_t with_end() const { return with_end_; }  // blocks
-  uint64_t bytes() const { return bytes_; }
+  uint64_t bytes() const { return bytes_ - hidden_bytes_; }
   uint64_t memory_bytes() const { return entries_.memory_bytes() + cells_.memory_bytes(); }
 
  private:
@@ -143,6 +154,8 @@ class DiskIndex {
     if (rest != tenant_bytes_.end() && rest->second == 0) tenant_bytes_.erase(rest);
   }
   void take_out(const DiskEntry& entry) {
+    hidden_ -= entry.hidden;
+    hidden_bytes_ -= entry.hidden != 0 ? entry.size : 0;
     bytes_ -= entry.size;
     uses_[entry.owner].bytes -= entry.size;
     tenant_bytes_[uses_[entry.owner].tenant] -= entry.size;
@@ -169,8 +182,8 @@ class DiskIndex {
   std::map<std::pair<TenantId, uint64_t>, uint16_t> numbers_;
   std::vector<uint16_t> free_owners_;
   std::unordered_map<TenantId, uint64_t> tenant_bytes_;
-  uint64_t bytes_ = 0;
-  uint32_t with_end_ = 0;
+  uint64_t bytes_ = 0, hidden_bytes_ = 0;
+  uint32_t with_end_ = 0, hidden_ = 0;
 };
 
 }  // namespace mooncache::store::disk

@@ -156,7 +156,7 @@ bool SsdTier::remove(TenantId tenant, const Key& key, Device::Done done) {
   bool was_here = false;
   for_both(tenant, key, [&](Device& device) {
     lasts->left.fetch_add(1);
-    const bool removed = device.remove(tenant, key, one_less);
+    const bool removed = device.remove(tenant, key, lasts->done ? one_less : Device::Done{});
     if (!removed) lasts->left.fetch_sub(1);
     was_here = was_here || removed;
   });
@@ -226,7 +226,7 @@ void SsdTier::take_back(TenantId tenant, const Key& key) {
   if (shared_ != nullptr) (void)shared_->remove(tenant, key, {});
 }
 
-uint64_t SsdTier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const {
+uint64_t SsdTier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit, bool hidden) const {
   uint64_t number = cursor >> 32;
   const uint64_t count = devices_.size() + (shared_ == nullptr ? 0 : 1);
   if (number >= count) return 0;
@@ -237,7 +237,7 @@ uint64_t SsdTier::walk(uint64_t cursor, uint32_t limit, const Device::Visit& vis
     const Device* disk = is_disk ? nullptr : of(tenant, key);
     if (disk == nullptr || !disk->find(tenant, key)) visit(tenant, key, size, hits);
   };
-  const uint64_t next = device == nullptr ? 0 : device->walk(cursor & 0xffffffffu, limit, visit_once);
+  const uint64_t next = device == nullptr ? 0 : device->walk(cursor & 0xffffffffu, limit, visit_once, hidden);
   if (next != 0) return number << 32 | next;
   return ++number < count ? number << 32 : 0;
 }

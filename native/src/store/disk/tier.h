@@ -78,7 +78,7 @@ class SsdTier {
   void hand_down(const ColdBlock& block, std::vector<std::byte> body);
   void take_back(TenantId tenant, const Key& key);
   // One page of the walk over all disks; the next cursor, 0 at the end.
-  uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit) const;
+  uint64_t walk(uint64_t cursor, uint32_t limit, const Device::Visit& visit, bool hidden = false) const;
   // The same for the blocks of one writer.
   uint64_t walk_writer(uint64_t cursor, uint32_t limit, const RecallRequest& request,
                        const Device::VisitWritten& visit) const;
