@@ -15,13 +15,13 @@ from mooncache.bench.store import peer_mooncake
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import start_node
 from mooncache.bench.store.peer_mooncake import PeerMooncake
-from mooncache.bench.store.same_calls import Part
+from mooncache.bench.store.same_calls import MeasuredPart
 from mooncache.bench.worker import Worker, WorkerError
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.reporting.rows import Report, Row, bar_row
 
 Progress = Callable[[str], None]
-Figures = dict[str, dict[str, float]]
+CallFigures = dict[str, dict[str, float]]
 """Call -> system -> figure."""
 
 OURS: Final[dict[str, Mapping[str, str]]] = {
@@ -68,7 +68,7 @@ def dropin_rows(report: Report, options: StoreBenchOptions, progress: Progress) 
 
 def _drop_in(node: EmbeddedCluster, settings: Mapping[str, str], options: StoreBenchOptions) -> Worker:
     env = {"MOONCACHE_CLUSTER_STATE_DIR": str(node.state_dir), **settings}
-    arguments = [Part.DROP_IN, node.master_target, str(options.block_bytes), str(options.block_count)]
+    arguments = [MeasuredPart.DROP_IN, node.master_target, str(options.block_bytes), str(options.block_count)]
     return Worker("mooncache.bench.store.same_calls", arguments, env=env)
 
 
@@ -85,7 +85,7 @@ def _original(
         return None
 
 
-def _measure(clients: Mapping[str, Worker], options: StoreBenchOptions, progress: Progress) -> Figures:
+def _measure(clients: Mapping[str, Worker], options: StoreBenchOptions, progress: Progress) -> CallFigures:
     batches: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     # One round more than asked: the first one warms up (page faults, connections) and is dropped.
     for repeat in range(options.repeats + 1):
@@ -113,7 +113,7 @@ def _measure(clients: Mapping[str, Worker], options: StoreBenchOptions, progress
     }
 
 
-def rows_of(figures: Figures, options: StoreBenchOptions) -> list[Row]:
+def rows_of(figures: CallFigures, options: StoreBenchOptions) -> list[Row]:
     """A row for each call and system; those of the drop-in are compared with the best of the original's."""
     what = {
         "batch_put_from": f"{options.block_count} x {options.block_bytes >> 10} KiB",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mooncache.bench.store.same_calls import Part
+from mooncache.bench.store.same_calls import MeasuredPart
 from mooncache.bench.worker import Worker, WorkerError, find_tool
 from mooncache.cluster.ports import PortPicker
 
@@ -78,8 +78,8 @@ class PeerMooncake:
         try:
             self._wait_for_master(port)
             target = f"127.0.0.1:{port}"
-            self._workers.append(Worker(_SAME_CALLS, [Part.HOLDER, target], env=self._env))
-            measured = [Part.ORIGINAL, target, str(block_bytes), str(count)]
+            self._workers.append(Worker(_SAME_CALLS, [MeasuredPart.HOLDER, target], env=self._env))
+            measured = [MeasuredPart.ORIGINAL, target, str(block_bytes), str(count)]
             self.client = Worker(_SAME_CALLS, measured, env=self._env)
             self._workers.append(self.client)
         except BaseException:

@@ -18,7 +18,7 @@ _SEGMENT_BYTES: Final = 1 << 30
 _BUFFER_BYTES: Final = 256 << 20
 
 
-class Part(StrEnum):
+class MeasuredPart(StrEnum):
     """What this process is."""
 
     HOLDER = "holder"
@@ -98,9 +98,9 @@ class SameCalls:
         return {"exist_s": times}
 
 
-def _child(part: Part, target: str, block_bytes: int = 0, count: int = 0) -> None:
+def _child(part: MeasuredPart, target: str, block_bytes: int = 0, count: int = 0) -> None:
     store: Any
-    if part is Part.DROP_IN:
+    if part is MeasuredPart.DROP_IN:
         from mooncache.dropin.store import MooncakeDistributedStore
 
         store = MooncakeDistributedStore()
@@ -108,11 +108,11 @@ def _child(part: Part, target: str, block_bytes: int = 0, count: int = 0) -> Non
         from mooncake import store as original  # type: ignore[import-not-found, unused-ignore]
 
         store = original.MooncakeDistributedStore()
-    segment = _SEGMENT_BYTES if part is Part.HOLDER else 0
+    segment = _SEGMENT_BYTES if part is MeasuredPart.HOLDER else 0
     code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment, _BUFFER_BYTES, "tcp", "", target)
     if code != 0:
         raise SystemExit(f"setup answered {code}")
-    if part is Part.HOLDER:
+    if part is MeasuredPart.HOLDER:
         serve({}, {})
         return
     client = SameCalls(store, block_bytes, count)
@@ -120,4 +120,4 @@ def _child(part: Part, target: str, block_bytes: int = 0, count: int = 0) -> Non
 
 
 if __name__ == "__main__":
-    _child(Part(sys.argv[1]), sys.argv[2], *(int(argument) for argument in sys.argv[3:]))
+    _child(MeasuredPart(sys.argv[1]), sys.argv[2], *(int(argument) for argument in sys.argv[3:]))
