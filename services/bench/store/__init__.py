@@ -10,7 +10,18 @@ from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["CASES", "StoreBenchOptions", "run"]
 
-CASES = ("memory", "batch", "small", "chain", "index", "rebuild", "membership", "footprint", "eviction")
+CASES = (
+    "memory",
+    "batch",
+    "small",
+    "chain",
+    "dropin",
+    "index",
+    "rebuild",
+    "membership",
+    "footprint",
+    "eviction",
+)
 """Names for `--only`, in the order in which they run."""
 
 _DISTRIBUTIONS = ("mooncache", "mooncake-transfer-engine-non-cuda", "grpcio", "protobuf", "nanobind")
@@ -26,7 +37,7 @@ def run(
     Raises:
         WorkerError: a measured process did not start or gave a wrong answer.
     """
-    from mooncache.bench.store import byte_cases, eviction_case, membership_case, metadata_cases
+    from mooncache.bench.store import byte_cases, dropin_case, eviction_case, membership_case, metadata_cases
 
     report = Report(
         "mooncache bench store", machine=describe_machine(), versions=describe_versions(_DISTRIBUTIONS)
@@ -46,6 +57,8 @@ def run(
                 byte_cases.small_rows(report, systems, options, progress)
             if "chain" in only:
                 byte_cases.chain_rows(report, systems, options, progress)
+    if "dropin" in only:
+        dropin_case.dropin_rows(report, options, progress)
     if "index" in only:
         metadata_cases.index_rows(report, options, progress)
     if "rebuild" in only:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from mooncache import _native
+from mooncache.bench.store import peer_mooncake
 from mooncache.bench.store.options import StoreBenchOptions
 from mooncache.bench.store.ours import connect, start_node
 from mooncache.bench.store.peer_mooncake import PeerMooncake
@@ -43,9 +44,14 @@ class Systems:
         stack.callback(self.tuned_raw.close)
         self.peers: dict[str, PeerMooncake] = {}
         if options.peer:
-            for name, pool in ((POOLED, True), (DEFAULT, False)):
+            for name, settings in ((POOLED, peer_mooncake.POOLED), (DEFAULT, peer_mooncake.DEFAULT)):
                 progress(f"starting the {name}")
-                peer = PeerMooncake(pool=pool, block_bytes=options.block_bytes, count=options.block_count)
+                peer = PeerMooncake(
+                    settings,
+                    build=options.peer_build,
+                    block_bytes=options.block_bytes,
+                    count=options.block_count,
+                )
                 self.peers[name] = peer
                 stack.callback(peer.close)
 

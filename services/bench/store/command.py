@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -18,6 +19,12 @@ def store(
         Literal["mooncake"] | None,
         Parameter(help="Measure the original beside it (extra [bench])."),
     ] = None,
+    peer_build: Annotated[
+        Path | None,
+        Parameter(
+            help="Folder with another build of the original (pip install --no-deps --target FOLDER …)."
+        ),
+    ] = None,
     json: JsonRows = None,
     markdown: MarkdownRows = None,
     repeats: Annotated[int, Parameter(help="Rounds over all systems; medians are printed. At least 5.")] = 9,
@@ -31,13 +38,16 @@ def store(
     """Measure this machine's pool: bytes, small blocks, chains of keys, the index, a rebuild, memory, eviction.
 
     A client process and store-node processes on loopback, beside a raw socket copy, memcpy and, with --peer, the
-    original's store. What matters are the ratios. Takes several minutes.
+    original's store. The case `dropin` makes the same calls of the original's Python API on both. What matters are
+    the ratios. Takes several minutes.
 
     For example:
 
         mooncache bench store --peer mooncake --json store.json
 
         mooncache bench store --only batch --only small --quick
+
+        mooncache bench store --only dropin --peer mooncake --peer-build ./original-0.3.14
     """
     console = Console()
     unknown = [name for name in only if name not in CASES]
@@ -49,13 +59,13 @@ def store(
             style="red",
         )
         return 2
-    options = StoreBenchOptions(peer=peer, repeats=repeats)
+    options = StoreBenchOptions(peer=peer, peer_build=peer_build, repeats=repeats)
     if quick:
         options = options.quick()
     if peer is not None:
         from mooncache.bench.store.peer_mooncake import unavailable_reason
 
-        reason = unavailable_reason()
+        reason = unavailable_reason(peer_build)
         if reason is not None:
             console.print(reason, style="red")
             return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 MIB = 1 << 20
 
@@ -12,6 +13,8 @@ class StoreBenchOptions:
     """Sizes in bytes, counts without unit. `quick` shrinks what takes minutes; its figures are not comparable."""
 
     peer: str | None = None
+    peer_build: Path | None = None
+    """Folder with another build of the original than the installed one."""
     repeats: int = 9
     block_bytes: int = MIB
     block_count: int = 64
@@ -34,6 +37,7 @@ class StoreBenchOptions:
         """The same cases over less data: a minute instead of several."""
         return StoreBenchOptions(
             peer=self.peer,
+            peer_build=self.peer_build,
             repeats=5,
             small_operations=100,
             chain_repeats=20,
