@@ -63,6 +63,22 @@ def test_vllm_fetches_nothing_from_hosts_that_are_not_allowed(
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "address", "protocol"),
+    [
+        ("http://collector:4317", "http://collector:4317", "grpc"),
+        ("http://collector:4318", "http://collector:4318/v1/traces", "http/protobuf"),
+    ],
+)
+def test_engines_send_their_spans_where_ours_go(
+    tmp_path: Path, endpoint: str, address: str, protocol: str
+) -> None:
+    config = load(env={}, overrides={"tracing.endpoint": endpoint})
+    command = VllmAdapter(config).command(launch(tmp_path))
+    assert command.arguments[command.arguments.index("--otlp-traces-endpoint") + 1] == address
+    assert command.env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == protocol
+
+
+@pytest.mark.parametrize(
     ("dtype", "arguments", "words"),
     [
         ("float32", ("--kv-cache-dtype", "bfloat16"), "bfloat16 under a model of type float32"),

@@ -12,6 +12,7 @@ from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.kv_types import why_garbage
 from mooncache.kvcache.pool_link import INSTANCE_VARIABLE
+from mooncache.runtime import otlp
 from mooncache.worker.adapters.base import (
     Command,
     EngineAdapter,
@@ -102,7 +103,8 @@ class VllmAdapter(EngineAdapter):
                 }
             )
         if self.config.tracing.endpoint:
-            options["--otlp-traces-endpoint"] = self.config.tracing.endpoint  # it reads traceparent by itself
+            address = otlp.url_of(self.config.tracing.endpoint, "traces")
+            options["--otlp-traces-endpoint"] = address  # it reads traceparent by itself
         if launch.tls_cert is not None and launch.tls_key is not None:
             options |= {"--ssl-certfile": str(launch.tls_cert), "--ssl-keyfile": str(launch.tls_key)}
         if vllm.tool_parser:
@@ -145,6 +147,7 @@ class VllmAdapter(EngineAdapter):
             env["HF_HUB_OFFLINE"] = "1"
         return env | processor_env(self.config.vllm.kv_cache_bytes)
 
+            env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = otlp.protocol_of(self.config.tracing.endpoint)
 
 def processor_env(kv_cache_bytes: int) -> dict[str, str]:
     """What vLLM needs in its environment where it computes on a CPU; nothing where there is a GPU.
