@@ -64,6 +64,10 @@ class VllmAdapter(EngineAdapter):
     def max_sequences(self) -> int:
         return self.config.vllm.max_num_seqs
 
+    @property
+    def orders_by_priority(self) -> bool:
+        return option(self.config.vllm.extra_args, "--scheduling-policy") == "priority"
+
     def command(self, launch: Launch) -> Command:
         problem = why_refused(self.config)
         if problem:
@@ -143,11 +147,11 @@ class VllmAdapter(EngineAdapter):
         env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = os.environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         if self.config.tracing.endpoint:
             env["OTEL_SERVICE_NAME"] = "mooncache-engine"
+            env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = otlp.protocol_of(self.config.tracing.endpoint)
         if Path(launch.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         return env | processor_env(self.config.vllm.kv_cache_bytes)
 
-            env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = otlp.protocol_of(self.config.tracing.endpoint)
 
 def processor_env(kv_cache_bytes: int) -> dict[str, str]:
     """What vLLM needs in its environment where it computes on a CPU; nothing where there is a GPU.
