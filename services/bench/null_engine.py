@@ -230,8 +230,9 @@ class _Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         write(head.encode() + _chunk(answer.first()))
         event, due_s = _chunk(answer.event()), loop.time()
-        for _ in range(answer.tokens):
-            due_s += interval_s
+        for number in range(answer.tokens):
+            if number or not answer.computed:  # computing a prompt gives its first token
+                due_s += interval_s
             # also without a pace others get their turn between two events, so that each travels by itself
             await asyncio.sleep(max(0.0, due_s - loop.time()) if interval_s else 0)
             if not self._room.is_set():
@@ -260,7 +261,7 @@ class _NullAnswer:
         self, chat: bool, model: str, request_id: str, tokens: int, prompt_tokens: int, *, computed: bool
     ) -> None:
         self.tokens = tokens
-        self._computed = computed  # the prompt took its time
+        self.computed = computed  # the prompt took its time
         self._chat = chat
         self.prompt_tokens = prompt_tokens
         kind = "chat.completion" if chat else "text_completion"
@@ -278,7 +279,7 @@ class _NullAnswer:
 
     def usage_event(self) -> bytes:
         said: dict[str, object] = {"choices": [], "usage": self._usage()}
-        if self._computed:  # from such a report the conductor learns how fast the engine is
+        if self.computed:  # from such a report the conductor learns how fast the engine is
             said["kv_transfer_params"] = {"mooncache": {"v": 1, "outcome": "miss", "asked_tokens": 0}}
         return _sse({**self._frame, "object": self._kinds[1], **said})
 
