@@ -45,7 +45,8 @@ class NullEngine:
     """The server; use `start` and `close` within one event loop.
 
     Attributes: `open_count`, answers under way, and `idle`, set while there are none; `aborted_count`,
-    answers whose client left; `bodies`, the last few requests' bodies.
+    answers whose client left; `bodies`, the last few requests' bodies; `prompt_tokens` and `output_tokens`, those of
+    answers that were given to their end, which GET /counted tells, too.
     """
 
     def __init__(self, options: NullEngineOptions | None = None) -> None:
@@ -55,6 +56,7 @@ class NullEngine:
         self.idle.set()
         self.bodies: deque[dict[str, Any]] = deque(maxlen=32)
         self.computing = asyncio.Lock()  # of prompts
+        self.prompt_tokens = self.output_tokens = 0
         self.port = 0
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
@@ -74,6 +76,11 @@ class NullEngine:
                 connection.abort()
             await self._server.wait_closed()
             self._server = None
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Tokens of all answers that were given to their end."""
+        return {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
 
     def enter(self, connection: _Connection) -> None:
         self._connections.add(connection)
@@ -164,6 +171,8 @@ class _Connection(asyncio.Protocol):
             return self._answer(200, {})
         if options.key and headers.get("authorization") != f"Bearer {options.key}":
             return self._answer(401, _error("wrong key", 401))
+        if path == "/counted":
+            return self._answer(200, self._engine.counted)
         if path == "/v1/models":
             card = {"id": options.model, "object": "model", "created": 0, "owned_by": "null"}
             return self._answer(200, {"object": "list", "data": [card]})
@@ -199,6 +208,7 @@ class _Connection(asyncio.Protocol):
                 computed=options.prompt_tokens_per_s > 0,
             )
             if not fields.get("stream"):
+                self._count(answer)
                 self._answer(200, answer.whole(), request_id)
                 return
             wants_usage = bool((fields.get("stream_options") or {}).get("include_usage"))
@@ -220,15 +230,21 @@ class _Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         write(head.encode() + _chunk(answer.first()))
         event, due_s = _chunk(answer.event()), loop.time()
-        for _ in range(answer.tokens):
-            due_s += interval_s
+        for number in range(answer.tokens):
+            if number or not answer.computed:  # computing a prompt gives its first token
+                due_s += interval_s
             # also without a pace others get their turn between two events, so that each travels by itself
             await asyncio.sleep(max(0.0, due_s - loop.time()) if interval_s else 0)
             if not self._room.is_set():
                 await self._room.wait()
             write(event)
+        self._count(answer)
         last = _chunk(answer.last()) + (_chunk(answer.usage_event()) if wants_usage else b"")
         write(last + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+    def _count(self, answer: _NullAnswer) -> None:
+        self._engine.prompt_tokens += answer.prompt_tokens
+        self._engine.output_tokens += answer.tokens
 
     def _answer(self, status: int, value: dict[str, Any], request_id: str = "") -> None:
         assert self._transport is not None
@@ -245,9 +261,9 @@ class _NullAnswer:
         self, chat: bool, model: str, request_id: str, tokens: int, prompt_tokens: int, *, computed: bool
     ) -> None:
         self.tokens = tokens
-        self._computed = computed  # the prompt took its time
+        self.computed = computed  # the prompt took its time
         self._chat = chat
-        self._prompt_tokens = prompt_tokens
+        self.prompt_tokens = prompt_tokens
         kind = "chat.completion" if chat else "text_completion"
         self._frame = {"id": f"{'chatcmpl' if chat else 'cmpl'}-{request_id}", "created": 0, "model": model}
         self._kinds = (kind, f"{kind}.chunk" if chat else kind)
@@ -263,7 +279,7 @@ class _NullAnswer:
 
     def usage_event(self) -> bytes:
         said: dict[str, object] = {"choices": [], "usage": self._usage()}
-        if self._computed:  # from such a report the conductor learns how fast the engine is
+        if self.computed:  # from such a report the conductor learns how fast the engine is
             said["kv_transfer_params"] = {"mooncache": {"v": 1, "outcome": "miss", "asked_tokens": 0}}
         return _sse({**self._frame, "object": self._kinds[1], **said})
 
@@ -280,9 +296,9 @@ class _NullAnswer:
 
     def _usage(self) -> dict[str, object]:
         return {
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.tokens,
-            "total_tokens": self._prompt_tokens + self.tokens,
+            "total_tokens": self.prompt_tokens + self.tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
         }
 

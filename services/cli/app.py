@@ -76,7 +76,7 @@ _BENCHMARKS = {  # not imported before one of them runs; the lists say this of t
     "serving": "A whole cluster on this machine: gateway, conductor, engines, pool.",
     "gateway": "What a gateway adds: time to the first token, tokenising, requests and events per second.",
     "handover": "How KV gets from the engine that computes it to the engine that needs it.",
-    "operate": "What parts for operators cost: the endpoint picker behind Envoy, batches beside online load.",
+    "operate": "What parts for operators cost: endpoint picker, gateway, batches, metering, console.",
     "replay": "A trace against a live cluster, and what the simulator predicts beside it.",
     "sound": "What one slow, stopped or overloaded part costs the others.",
     "survival": "What the loss of a part costs, and how soon all is as it should be again.",

@@ -52,7 +52,7 @@ def cost(
     where: Where = HERE,
     json: AsJson = False,
 ) -> int:
-    """Show what the last requests cost, by tenant and per million tokens, and what caches saved.
+    """Show what the last requests cost, by tenant, by class and per million tokens, and what caches saved.
 
     It reads the conductor's records (the last 10,000 decisions) and what tenants hold in the pool, so it needs the
     cluster token. --tenant shows one tenant. Figures have two digits: they rest on assumptions, which are printed.
@@ -193,7 +193,8 @@ def cost_document(seen: Seen, book: PriceBook, *, made_up: bool, tenant: str | N
         costs = [each for each in costs if each.tenant == tenant]
         stored = {name: size for name, size in stored.items() if name == tenant}
     tenants = cost_sums.by_tenant(costs, stored, hours, book)
-    total = cost_sums.sum_of(costs, sum(part.storage for part in tenants.values()))
+    storage = sum(part.storage for part in tenants.values())
+    total, classes = cost_sums.sum_of(costs, storage), cost_sums.by_class(costs, storage)
     notes = list(seen.notes) + _not_priced(costs)
     left = len(seen.records) - len(ended)
     if left:
@@ -206,6 +207,7 @@ def cost_document(seen: Seen, book: PriceBook, *, made_up: bool, tenant: str | N
         "window_s": seen.window_s,
         "tenants": {name: _sum_fields(part) for name, part in tenants.items()},
         "total": _sum_fields(total),
+        "classes": {name: _sum_fields(part) for name, part in classes.items()},
         "engines": {
             name: {"price_per_hour": hour.price, "basis": hour.basis, "assumed": hour.assumed}
             for name, hour in sorted(engines.items())
@@ -233,11 +235,12 @@ def cost_document(seen: Seen, book: PriceBook, *, made_up: bool, tenant: str | N
             lines += [cost_text.payback_line(row, age, book.cost.currency) for row in rows]
     document["lines"] = lines
     document["rows"] = cost_text.tenant_rows(tenants, total)
+    document["class_rows"] = cost_text.class_rows(classes)
     return document
 
 
 def _sum_fields(part: Any) -> dict[str, Any]:
-    names = ("total", "saved", "per_million_input", "per_million_cached", "per_million_output")
+    names = ("total", "saved", *(f"per_million_{kind}" for kind in ("input", "cached", "output", "tokens")))
     return {**asdict(part), **{name: getattr(part, name) for name in names}}
 
 
@@ -269,6 +272,10 @@ def _show(document: dict[str, Any]) -> None:
     hidden = len(document["tenants"]) - cost_text.TENANTS_MAX
     if hidden > 0:
         _say(f"{hidden} further tenants: --json")
+    if document["class_rows"]:
+        print_table(
+            f"online and offline, {document['currency']}", cost_text.CLASS_COLUMNS, document["class_rows"]
+        )
     _say(*document["lines"])
     if document["made_up_prices"]:
         _say(_MADE_UP)

@@ -132,6 +132,7 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
         pool=instance.pool,
         stages=stages,
         ranks=ranks,
+        orders_by_priority=instance.orders_by_priority,
         **texts,
     )
 
@@ -281,6 +282,7 @@ def instance_message(instance: Instance) -> pb.Instance:
         kv_bytes_per_token=info.kv_bytes_per_token,
         max_sequences=info.max_sequences,
         pool=info.pool,
+        orders_by_priority=info.orders_by_priority,
         **{name: getattr(info, name) for name in _TEXTS},
     )
 

@@ -129,7 +129,7 @@ class GatewaySection(Section):
     accounts_stale_max_s: DurationS = Field(default=86400.0, ge=0, le=31 * 86400)
     """While a database of accounts is away, keys that are known open something for this long; 0: without an end."""
     usage_otlp_endpoint: str = ""
-    """OTLP gRPC endpoint for sums of usage (extra otel); empty: that of OTEL_EXPORTER_OTLP_ENDPOINT, or none."""
+    """OTLP endpoint for sums of usage (extra otel), as tracing.endpoint; empty: OTEL_EXPORTER_OTLP_ENDPOINT or none."""
     capture_file: OptionalPath = None
     """Write a trace of all requests here (lengths, times, anonymous block ids; no text); empty captures nothing."""
     capture_block_tokens: int = Field(default=512, ge=1, le=1 << 20)
@@ -320,6 +320,6 @@ class TracingSection(Section):
     """OpenTelemetry."""
 
     endpoint: str = ""
-    """OTLP gRPC endpoint, for example http://127.0.0.1:4317; empty records nothing."""
+    """OTLP endpoint: gRPC, as http://127.0.0.1:4317; with a path or port 4318: HTTP; empty records nothing."""
     sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """Share of new traces that are recorded; a caller's sampling decision is kept."""

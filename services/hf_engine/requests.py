@@ -77,6 +77,7 @@ class _Body(BaseModel):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     cache_salt: str | None = Field(default=None, max_length=4096)
+    priority: int | None = Field(default=None, ge=-_INT64_MAX, le=_INT64_MAX)
 
 
 class _CompletionFields(_Body):
@@ -113,6 +114,7 @@ class ParsedRequest:
     skip_special_tokens: bool
     salt: str
     hint: LegHint
+    priority: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ def parse(body: object, tokenizer: ChatTokenizer, limits: RequestLimits, *, chat
         skip_special_tokens=fields.skip_special_tokens is not False,
         salt=fields.cache_salt or "",
         hint=LegHint.from_params(body.get(FIELD)),
+        priority=fields.priority or 0,
     )
 
 

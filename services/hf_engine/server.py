@@ -237,6 +237,7 @@ def _sequences(state: ServerState, asked: ParsedRequest, queue: asyncio.Queue[Ou
             passport=state.passport,
             block_tokens=state.passport.block_tokens,
             salt=asked.salt,
+            priority=asked.priority,
             hint=asked.hint,
             sink=queue,
             index=number * asked.n + copy,

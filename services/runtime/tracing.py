@@ -3,7 +3,7 @@
 Idea: the trace context (trace id, span id, sampled or not) lives in one variable of our own, whether or not
 anything is recorded. So a `traceparent` that came in always goes out again, log lines carry `trace_id`, and
 an engine with tracing of its own joins the same trace. When `tracing.endpoint` is set and the extra `otel` is
-installed, spans are recorded too and sent by OTLP over gRPC in the background. Without that a nested `span`
+installed, spans are recorded too and sent by OTLP in the background. Without that a nested `span`
 is one shared object that does nothing.
 
 Formats: W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/).
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from mooncache.config import Config
+from mooncache.runtime import otlp
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.plain_structlog import structlog
 
@@ -93,19 +94,16 @@ def setup(service: str, config: Config) -> bool:
         return False
     try:
         from opentelemetry import trace as api
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+        protocol = otlp.protocol_of(config.tracing.endpoint)
+        exporter = otlp.exporter("traces", protocol, config.tracing.endpoint, EXPORT_TIMEOUT_S)
     except ImportError as error:
         log.warning(Event.TRACING_UNAVAILABLE, endpoint=config.tracing.endpoint, reason=str(error))
         return False
-    exporter = OTLPSpanExporter(
-        endpoint=config.tracing.endpoint,
-        insecure=not config.tracing.endpoint.startswith("https://"),
-        timeout=EXPORT_TIMEOUT_S,
-    )
     provider = TracerProvider(
         resource=Resource.create({"service.name": f"mooncache-{service}", "service.namespace": "mooncache"}),
         sampler=ParentBased(TraceIdRatioBased(config.tracing.sample_ratio)),

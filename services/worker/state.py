@@ -164,4 +164,5 @@ class WorkerState:
             pool=facts.pool,
             software_version=__version__,
             engine_token=self.engine_token,
+            orders_by_priority=self.adapter.orders_by_priority,
         )

@@ -34,7 +34,7 @@ def test_every_case_gives_rows() -> None:
     assert len(report.rows) > 20
     assert len(reported) >= len(CASES)
     assert {row.met for row in report.rows} >= {None}
-    assert sum(row.bar is not None for row in report.rows) == 7
+    assert sum(row.bar is not None for row in report.rows) == 9
 
 
 def test_tokens_alone() -> None:

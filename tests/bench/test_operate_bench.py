@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mooncache.bench.gateway import GatewayBenchOptions
 from mooncache.bench.operate import OperateBenchOptions, run
 from mooncache.bench.operate.browser import find_browser
 from mooncache.bench.operate.envoy import find_envoy
@@ -55,5 +56,21 @@ def test_a_batch_beside_online_load() -> None:
 def test_metering_on_over_off() -> None:
     tiny = replace(TINY, metered_rounds=1, metered_requests=20)
     report = run(tiny, lambda _: None, ("metering",))
-    assert [row.bar is not None for row in report.rows] == [False, True, False, False]
+    assert [row.bar is not None for row in report.rows] == [False, True, False, True, False, False]
     assert all(row.value > 0 for row in report.rows)
+    counted, metered = report.rows[:2]
+    assert counted.value == 20 * (100 + 16)
+    assert (metered.value, metered.met) == (counted.value, True)
+
+
+@pytest.mark.slow
+def test_the_gateways_bars() -> None:
+    few = GatewayBenchOptions(
+        short_tokens=50, long_tokens=2000, added_tokens=100, requests=8, long_requests=1
+    )
+    report = run(replace(TINY, gateway=few), lambda _: None, ("gateway",))
+    bars = {row.name: row.bar for row in report.rows if row.bar is not None}
+    assert bars["processor time of the gateway for one request, 50-token prompt"] == "at most 1 ms"
+    assert bars["requests through the gateway"] == "at least 0.5x engine directly"
+    assert bars["added by the gateway, turn that adds 100 tokens to 2000"] == "at most 1.5x tokenizer alone"
+    assert "at most 5 ms" in bars.values()

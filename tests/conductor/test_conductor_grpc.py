@@ -40,6 +40,18 @@ def test_register_report_schedule_list(tmp_path: Path) -> None:
     serve(tmp_path, scenario)
 
 
+def test_legs_say_which_engines_order_by_priority(tmp_path: Path) -> None:
+    async def scenario(c: Conductor) -> None:
+        await c.register(instance("p", PREFILL), instance("d", DECODE, orders_by_priority=True))
+        plan = await c.schedule("r1", chain("a", 100))
+        assert (plan.prefill.instance_id, plan.decode.instance_id) == ("p", "d")
+        assert (plan.prefill.orders_by_priority, plan.decode.orders_by_priority) == (False, True)
+        listed = await c.call("ListInstances", pb.ListInstancesRequest())
+        assert [v.instance.orders_by_priority for v in listed.instances] == [True, False]
+
+    serve(tmp_path, scenario)
+
+
 def test_long_poll_ends_with_a_change_and_not_with_load(tmp_path: Path) -> None:
     async def scenario(c: Conductor) -> None:
         await c.register(instance("a"))

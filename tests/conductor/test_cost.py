@@ -37,9 +37,9 @@ async def run(*arguments: str) -> int:
     return await asyncio.to_thread(app.run, [*arguments, "--timeout", "20s", "--master", "127.0.0.1:1"])
 
 
-async def answer(c: Conductor, name: str, tenant: str, cached_tokens: int) -> str:
+async def answer(c: Conductor, name: str, tenant: str, cached_tokens: int, *, offline: bool = False) -> str:
     """One request from its plan to its end: 90 ms of computing, 400 ms of generating; return its decision."""
-    plan = await c.schedule(name, chain(name, 100), tenant=tenant)
+    plan = await c.schedule(name, chain(name, 100), tenant=tenant, offline=offline)
     cache = CACHE if cached_tokens else pb.CacheReport(outcome=pb.CACHE_OUTCOME_MISS)
     begin_ms = 0.0 + (cache.load_ms if cached_tokens else 0.0)
     prefill = pb.LegReport(
@@ -137,6 +137,35 @@ def test_cost(
         assert "cost about" not in capsys.readouterr().out
         assert await run("cost", "--window", "0s") == 2
         capsys.readouterr()
+
+    serve(tmp_path, scenario)
+
+
+def test_the_cost_of_both_classes(
+    tmp_path: Path, prices: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("MOONCACHE_CLUSTER_STATE_DIR", str(tmp_path))
+
+    async def scenario(c: Conductor) -> None:
+        monkeypatch.setenv("MOONCACHE_CLUSTER_CONDUCTOR_TARGET", c.service.grpc_target)
+        await c.register(*pair())
+        await answer(c, "chat", "a", 0)
+        assert set((await document(capsys, "--prices", str(prices)))["classes"]) == {"online"}
+        assert await run("cost", "--prices", str(prices)) == 0
+        assert "online and offline" not in capsys.readouterr().out
+        await answer(c, "batch", "a", 1120, offline=True)
+        found = await document(capsys, "--prices", str(prices))
+        assert set(found["tenants"]) == {"a"}
+        online, offline = found["classes"]["online"], found["classes"]["offline"]
+        assert (online["requests"], offline["requests"]) == (1, 1)
+        assert (online["cached_tokens"], offline["cached_tokens"]) == (0, 1120)
+        assert offline["per_million_tokens"] == pytest.approx(offline["total"] / (1605 + 9) * 1e6)
+        assert online["total"] + offline["total"] == pytest.approx(found["total"]["total"])
+        assert await run("cost", "--prices", str(prices)) == 0
+        assert "online and offline, EUR" in capsys.readouterr().out
+        assert await run("why", "batch", "--prices", str(prices)) == 0
+        assert "EUR, offline: computing " in capsys.readouterr().out
 
     serve(tmp_path, scenario)
 

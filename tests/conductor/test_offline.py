@@ -9,7 +9,7 @@ import pytest
 
 from mooncache.conductor.core.decisions import Decision, PoolAnswer, SchedulingRequest
 from mooncache.conductor.core.policy import find, offline
-from mooncache.conductor.core.policy.types import Choice, Reason, Rules
+from mooncache.conductor.core.policy.types import Choice, PrefillCost, Reason, Rules
 from mooncache.conductor.core.registry import InstanceInfo, InstanceState
 from mooncache.conductor.core.scheduler import Scheduler
 from mooncache.conductor.state import native_index
@@ -48,6 +48,21 @@ def test_it_gives_way_where_an_online_request_would_notice(rows: tuple[Row, ...]
     assert (found.admitted, found.reason) == (False, Reason.OFFLINE)
     assert offline.RETRY_MIN_S <= found.retry_after_s <= offline.RETRY_MAX_S
     assert judged(*rows, offline=False, ttft_slo_s=30.0).admitted, "an online request is taken there"
+
+
+def test_one_short_prompt_waits_behind_another_and_no_second_one() -> None:
+    """So an engine has the next prompt when it ends one: predictions of short ones are mostly the way to the engine."""
+    quick = PREFILL.but(prefill=PrefillCost(0.03, 1e-5, 0.0, 0.0))  # 40 ms for 1,000 tokens
+    behind_one = quick.but(queue_s=0.04, queue_prompts=1)
+    assert judged(behind_one, DECODE).admitted
+    assert judged(behind_one, DECODE, ttft_slo_s=0.3).reason is Reason.OFFLINE, (
+        "a fifth of the promise is less"
+    )
+    assert judged(quick.but(queue_s=0.07, queue_prompts=1), DECODE).reason is Reason.OFFLINE
+    assert judged(quick.but(queue_s=0.04, queue_prompts=2), DECODE).reason is Reason.OFFLINE
+    short = quick.but(prefill=PrefillCost(0.001, 5e-6, 0.0, 0.0))  # 6 ms
+    assert judged(short.but(queue_s=0.018, queue_prompts=3), DECODE).admitted
+    assert judged(short.but(queue_s=0.021, queue_prompts=3), DECODE).reason is Reason.OFFLINE
 
 
 def test_another_instance_is_idle_while_the_cheapest_is_busy() -> None:

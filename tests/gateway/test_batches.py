@@ -234,6 +234,20 @@ async def test_tricks_with_paths_and_the_files_of_others(tmp_path: Path, http: a
             )
 
 
+async def test_requests_of_a_batch_stand_behind_online_ones_in_the_engines_queue(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (bench, client):
+        plan = bench.plan("e")
+        plan.decode.orders_by_priority = True
+        bench.conductor.plans = [plan]
+        await ended(client, (await submit(client, jsonl(line("a")))).id)
+        online = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}]
+        )
+        assert online.choices
+        offline_place, online_place = (body["priority"] for body in bench.engines["e"].requests)
+        assert offline_place > online_place, "though it came first"
+
+
 async def test_nothing_is_sent_while_nothing_is_idle_and_a_batch_can_be_cancelled(tmp_path: Path) -> None:
     async with serving(tmp_path) as (bench, client):
         admitted = bench.conductor.plans[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from mooncache.gateway.shell.usage_export import endpoint_of, open_usage_export
 from mooncache.prices.core.usage_bill import money_of
 from tests.gateway.stand_in import MODEL, FakeEngine, running
 from tests.gateway.test_usage import Tally, ask, used
+from tests.otlp_http import OtlpHttpReceiver
 
 _SERVICE = "opentelemetry.proto.collector.metrics.v1.MetricsService"
 
@@ -29,7 +31,7 @@ async def broken(_engine: FakeEngine, _request: web.Request, _body: dict[str, An
 
 
 class MetricsServer:
-    """An OTLP receiver: keeps the newest value of each series, and the resource that they came from."""
+    """An OTLP receiver, by gRPC and HTTP: keeps the newest value of each series, and the resource they came from."""
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as pb
@@ -51,8 +53,13 @@ class MetricsServer:
         )
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
+        self._http = OtlpHttpReceiver(
+            "/v1/metrics", pb.ExportMetricsServiceRequest, lambda request: self._export(request, None)
+        )
+        self.http_address = self._http.address
 
     def stop(self) -> None:
+        self._http.stop()
         self._server.stop(1.0).wait(5.0)
 
     def _export(self, request: Any, _context: Any) -> Any:
@@ -111,12 +118,15 @@ def test_what_cannot_be_is_said_and_costs_no_gateway(monkeypatch: pytest.MonkeyP
     assert open_usage_export("", "w", None) is None
     assert not said
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
     assert open_usage_export("", "w", None) is None
-    assert "http/protobuf" in said[0]["reason"]
+    assert "http/json" in said[0]["reason"]
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", None)
+    assert open_usage_export("http://127.0.0.1:1/v1/metrics", "w", None) is None
+    assert "pip install opentelemetry-exporter-otlp-proto-http" in said[1]["reason"]
 
 
-@pytest.mark.parametrize("by", ["setting", "variable"])
+@pytest.mark.parametrize("by", ["setting", "variable", "setting of HTTP", "variables of HTTP"])
 async def test_the_receiver_has_what_the_meter_counted(
     tmp_path: Path,
     http: aiohttp.ClientSession,
@@ -130,8 +140,17 @@ async def test_the_receiver_has_what_the_meter_counted(
         "input_per_million = 2.0\ncached_per_million = 0.5\noutput_per_million = 8.0\n"
     )
     settings: dict[str, Any] = {"gateway__price_file": prices}
+    if by.endswith("HTTP"):
+        pytest.importorskip(
+            "opentelemetry.exporter.otlp.proto.http", reason="OTLP over HTTP is not installed"
+        )
     if by == "setting":
         settings["gateway__usage_otlp_endpoint"] = receiver.endpoint
+    elif by == "setting of HTTP":
+        settings["gateway__usage_otlp_endpoint"] = f"{receiver.http_address}/v1/metrics"
+    elif by == "variables of HTTP":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.http_address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     else:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", receiver.endpoint)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_INSECURE", "true")

@@ -77,6 +77,39 @@ def test_a_large_prompt_is_not_overtaken() -> None:
     assert core.admit() == [large]
 
 
+def test_who_waits_is_ordered_by_priority_and_then_by_arrival() -> None:
+    core = scheduler(batch_max=1)
+    running = sequence([1, 2], priority=9)
+    core.add(running)
+    assert core.admit() == [running]
+    places = [5, 3, 5, 4, 3]
+    waiting = [sequence([n, n + 1], priority=place) for n, place in enumerate(places)]
+    for one in waiting:
+        core.add(one)
+    started = []
+    while core.running:
+        core.finish(core.running[0])
+        started += core.admit()
+    assert [waiting.index(one) for one in started] == [1, 4, 3, 0, 2]
+    core.check()
+
+
+def test_blocks_are_taken_from_the_last_by_priority_who_is_not_passed_again() -> None:
+    core = scheduler(blocks=5, chunk_tokens=64)
+    offline, online = (sequence(list(range(n, n + 6)), priority=n) for n in (20, 10))
+    for one in (online, offline):
+        core.add(one)
+        assert core.admit() == [one]
+    for work in core.plan():
+        core.advance(work)
+    online.tokens += range(7)
+    core.plan()
+    assert core.running == [online]
+    core.add(sequence([1], priority=15))
+    assert core.waiting[0] is offline, "it has run before"
+    core.check()
+
+
 def test_loads_cover_what_the_pool_has_beyond_the_local_blocks() -> None:
     core = scheduler()
     first = sequence(list(range(8)))

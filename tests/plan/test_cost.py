@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncache.accounts.core.usage import WorkClass
 from mooncache.cli import app
 from mooncache.cli.core import cost_text
 from mooncache.errors import PlanInvalid
@@ -24,6 +25,7 @@ from mooncache.prices.core.request_cost import RequestCost, price_of_request
 from mooncache.prices.loading import read_prices
 from mooncache.simulate import paper_cluster
 from mooncache.simulate.description import to_toml
+from mooncache.simulate.profile import LLAMA3_70B_8XA800
 
 BOOK = example.price_book()
 HOURS = {"p": EngineHour(3.6, "test"), "d": EngineHour(7.2, "test")}  # 0.001 and 0.002 a second
@@ -272,6 +274,47 @@ def test_sums_add_up(some: list[dict[str, Any]], memory: float, disk: float) -> 
         assert again == pytest.approx(total.total)
 
 
+@given(st.lists(st.tuples(records(), st.sampled_from([True, False, None])), max_size=6), st.floats(0, 1e9))
+def test_the_sums_of_both_classes_are_that_of_all(
+    some: list[tuple[dict[str, Any], bool | None]], storage: float
+) -> None:
+    costs = []
+    for given_record, is_offline in some:
+        asked = {} if is_offline is None else {"offline": is_offline}  # None: a record of a former version
+        costs.append(price_of_request({**given_record, **asked}, BOOK, HOURS))
+    classes, total = cost_sums.by_class(costs, storage), cost_sums.sum_of(costs, storage)
+    assert [each for each in WorkClass if each in classes] == list(classes)
+    offline = classes.get(WorkClass.OFFLINE)
+    assert (offline.requests if offline is not None else 0) == sum(
+        is_offline is True for _, is_offline in some
+    )
+    assert sum(part.requests for part in classes.values()) == total.requests
+    if classes:
+        assert sum(part.total for part in classes.values()) == pytest.approx(total.total)
+    kinds = [part for part in classes.values() if part.cached_tokens]
+    held = [part.storage / part.cached_tokens for part in kinds]
+    assert all(each == pytest.approx(held[0]) for each in held)
+
+
+def test_online_and_offline_stand_side_by_side() -> None:
+    spans = [span("prefill", "p", "compute", 0, 500), span("decode", "d", "generate", 500, 3000)]
+    costs = [priced(), priced(offline=True, spans=spans), priced(offline=True, spans=spans)]
+    classes = cost_sums.by_class(costs)
+    online, offline = classes[WorkClass.ONLINE], classes[WorkClass.OFFLINE]
+    assert (online.per_million_output, offline.per_million_output) == (
+        pytest.approx(10 / 4 * 0.002 / 50 * 1e6),
+        pytest.approx(2.5 / 4 * 0.002 / 50 * 1e6),
+    )
+    assert offline.per_million_tokens == pytest.approx(offline.total / (2 * 1050) * 1e6)
+    rows = cost_text.class_rows(classes)
+    assert [row[:2] for row in rows] == [("online", "1"), ("offline", "2")]
+    assert all(len(row) == len(cost_text.CLASS_COLUMNS) for row in rows)
+    assert rows[1][-1] == cost_text.money(offline.per_million_tokens)
+    assert cost_text.class_rows(cost_sums.by_class(costs[:1])) == []
+    assert ", offline: computing" in cost_text.request_line(costs[1], BOOK, made_up=False)
+    assert "offline" not in cost_text.request_line(costs[0], BOOK, made_up=False)
+
+
 def test_memory_pays_back_what_it_saves_in_a_month_like_the_window() -> None:
     total = cost_sums.sum_of([priced()] * 100)
     rows = cost_sums.paybacks(StoredBytes(500e9, 0), total, 0.5, BOOK)
@@ -309,6 +352,25 @@ def test_more_memory_gains_what_it_saves_less_what_it_costs() -> None:
 )
 def test_money_has_two_digits(value: float | None, text: str) -> None:
     assert cost_text.money(value) == text
+
+
+def test_the_published_target_on_the_page() -> None:
+    """Every figure of the table of steps in docs/cost.md."""
+    text = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
+    part = text.partition("## Online and offline")[2].partition("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    cost, hour = LLAMA3_70B_8XA800.decode, BOOK.engine_hour(PricedEngine("v", "vllm", 8)).price
+    assert hour == 14.0
+    most = (0.8 * 0.1 - cost.base_s) / (cost.per_sequence_s + 5000 * cost.per_token_s)
+    assert cells[2][0].startswith(f"{round(most, -1):.0f},")
+    for first, step, rate, price in cells[:3]:
+        sequences = int(first.partition(",")[0])
+        seconds = cost.tbt_s(sequences, 5000 * sequences)
+        per_million = hour / 3600 / (sequences / seconds) * 1e6
+        assert (step, price) == (f"{1e3 * seconds:.0f} ms", cost_text.money(per_million))
+        assert rate == cost_text.money(sequences / seconds)
+    assert cells[3][2:] == [cost_text.money(hour / 3600 / 0.2 * 1e6), "0.2"]
 
 
 def test_the_example_of_the_page() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import os
@@ -17,6 +18,7 @@ from mooncache import tiny_model
 from mooncache.auth import engine_key
 from mooncache.client.keys import split_keys
 from mooncache.config import Config, load
+from mooncache.gateway.core.queue_place import queue_place
 from mooncache.kvcache.keys import passport_from_json, request_keys
 from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.worker.service import WorkerService
@@ -24,6 +26,7 @@ from tests.conditions import until
 from tests.worker.support import Conductor, alive, conductor
 
 START_S = 240.0
+SLOTS = 4
 NOT_HERE = {
     "vllm": importlib.util.find_spec("vllm") is None,
     "hf": importlib.util.find_spec("transformers") is None or importlib.util.find_spec("torch") is None,
@@ -41,7 +44,7 @@ def settings(folder: Path, port: int, **changes: Any) -> Config:
         "vllm.dtype": "float32",
         "vllm.enforce_eager": True,
         "vllm.max_model_len": 2048,
-        "vllm.max_num_seqs": 4,
+        "vllm.max_num_seqs": SLOTS,
         "vllm.block_tokens": 32,
         "hf.kv_cache_bytes": 64 << 20,
     }
@@ -101,6 +104,42 @@ async def check_load(service: WorkerService, found: Conductor, prompt_tokens: in
     assert 0 <= load_now.kv_usage <= 1
 
 
+async def check_order(service: WorkerService, found: Conductor) -> None:
+    """Of requests that wait the one with the earlier place is computed first, though the other one came before it."""
+    instance = found.instances["real-1"]
+    assert instance.orders_by_priority
+    ended: list[str] = []
+
+    async def ask(name: str, place: int) -> None:
+        await complete(service, list(range(30, 60)), priority=place)
+        ended.append(name)
+
+    async def seen(running: int, waiting: int) -> None:
+        def shown() -> bool:
+            return (found.reports[-1].load.running, found.reports[-1].load.waiting) == (running, waiting)
+
+        await until(shown, f"{running} running and {waiting} waiting")
+
+    most = min(1900, instance.kv_capacity_tokens // SLOTS - 64)
+    holders = [
+        asyncio.create_task(complete(service, [500 + number] * 16, max_tokens=most))
+        for number in range(SLOTS)
+    ]
+    try:
+        await seen(SLOTS, 0)
+        late = asyncio.create_task(ask("offline", queue_place(1.8e9, offline=True)))
+        await seen(SLOTS, 1)
+        early = asyncio.create_task(ask("online", queue_place(1.8e9 + 1)))
+        await seen(SLOTS, 2)
+        holders[0].cancel()  # its client leaves: one place is free
+        await asyncio.gather(late, early)
+        assert ended == ["online", "offline"]
+    finally:
+        for holder in holders:
+            holder.cancel()
+        await asyncio.gather(*holders, return_exceptions=True)
+
+
 def check_instance(service: WorkerService, found: Conductor, engine: str) -> pb.Instance:
     instance = found.instances["real-1"]
     assert instance.engine == engine
@@ -119,12 +158,13 @@ def check_instance(service: WorkerService, found: Conductor, engine: str) -> pb.
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(NOT_HERE["hf"], reason="transformers and torch are not installed (extra hf)")
 async def test_the_hf_engine_with_a_model_made_on_the_spot(tmp_path: Path) -> None:
-    async with running(tmp_path, "hf") as (service, found):
+    async with running(tmp_path, "hf", hf__batch_max=SLOTS) as (service, found):
         instance = check_instance(service, found, "hf")
         assert instance.model == tiny_model.FOLDER_NAME
         for seed in range(2):
             await complete(service, list(range(100 + seed, 300 + seed)))
         await check_load(service, found, 400)
+        await check_order(service, found)
         process = service.state.process
         assert process is not None
         pid = process.pid
@@ -136,7 +176,8 @@ async def test_the_hf_engine_with_a_model_made_on_the_spot(tmp_path: Path) -> No
 @pytest.mark.skipif(NOT_HERE["vllm"], reason="vLLM is not installed (scripts/install_vllm.sh)")
 async def test_vllm_tells_its_cache_in_the_keys_of_the_gateway(tmp_path: Path) -> None:
     tiny_model.build(tiny_model.default_folder(tmp_path))
-    async with running(tmp_path, "vllm") as (service, found):
+    ordered = ("--scheduling-policy", "priority")
+    async with running(tmp_path, "vllm", vllm__extra_args=ordered) as (service, found):
         instance = check_instance(service, found, "vllm")
         passport = passport_from_json(instance.passport_json)
         salted, plain = list(range(1000, 1330)), list(range(2000, 2200))
@@ -153,6 +194,7 @@ async def test_vllm_tells_its_cache_in_the_keys_of_the_gateway(tmp_path: Path) -
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 320
         await check_load(service, found, 530)
         await until(lambda: found.reports[-1].load.local_hit_tokens_total == 320, "hits were counted")
+        await check_order(service, found)
         process = service.state.process
         assert process is not None
         pid = process.pid

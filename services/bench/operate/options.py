@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
+
+from mooncache.bench.gateway.options import GatewayBenchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,11 @@ class OperateBenchOptions:
     console_viewers: int = 100
     console_paints: int = 7
     console_scroll_s: float = 5.0
+    gateway: GatewayBenchOptions = field(default_factory=GatewayBenchOptions)
 
     def quick(self) -> Self:
-        """Less of everything: half a minute, not comparable."""
+        """Less of everything: a minute, not comparable."""
         few = replace(self, requests=20, sustained_s=3.0, rounds=1, batch_prompts=100)
+        few = replace(few, gateway=self.gateway.quick())
         few = replace(few, metered_rounds=1, metered_requests=300)
         return replace(few, console_rows=300, console_viewers=20, console_paints=3, console_scroll_s=2.0)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from mooncache.accounts.core.usage import WorkClass
+
 if TYPE_CHECKING:
     from mooncache.prices.core.cost_sums import CostSum, Payback, WhatIf
     from mooncache.prices.core.price_book import PriceBook
@@ -60,11 +62,40 @@ def _row(name: str, part: CostSum) -> tuple[str, ...]:
     return (name, *(f"{count:,}" for count in counts), *(money(price) for price in prices))
 
 
+CLASS_COLUMNS: Final = (
+    "class",
+    "requests*",
+    "sum*",
+    "a million input*",
+    "cached*",
+    "output*",
+    "of any kind*",
+)
+
+
+def class_rows(classes: Mapping[WorkClass, CostSum]) -> list[tuple[str, ...]]:
+    """Online and offline requests side by side; nothing where all are of one class, which the other table has."""
+    if len(classes) < 2:
+        return []
+    return [
+        (
+            str(each),
+            f"{part.requests:,}",
+            money(part.total),
+            money(part.per_million_input),
+            money(part.per_million_cached),
+            money(part.per_million_output),
+            money(part.per_million_tokens),
+        )
+        for each, part in classes.items()
+    ]
+
+
 def per_million_line(total: CostSum, currency: str) -> str:
-    """The three prices of tokens."""
+    """The three prices of tokens, and that of all of them."""
     return (
         f"a million tokens: input {money(total.per_million_input)}, cached {money(total.per_million_cached)}, "
-        f"output {money(total.per_million_output)} {currency}"
+        f"output {money(total.per_million_output)}, of any kind {money(total.per_million_tokens)} {currency}"
     )
 
 
@@ -112,8 +143,9 @@ def request_line(cost: RequestCost, book: PriceBook, *, made_up: bool) -> str:
     known = f"caches saved {money(cost.saved.total)}" if cost.saved is not None else ""
     saved = known or "what caches saved is not known"
     prices = " at made-up example prices" if made_up else ""
+    offline = ", offline" if cost.work_class is WorkClass.OFFLINE else ""
     line = (
-        f"cost about {money(cost.total)} {book.cost.currency}{prices}: computing {money(cost.prefill)}, "
+        f"cost about {money(cost.total)} {book.cost.currency}{prices}{offline}: computing {money(cost.prefill)}, "
         f"generating {money(cost.decode)}, network {money(cost.network)}; {saved}"
     )
     remarks = [*cost.gaps, *cost.estimates, *book.holes()]

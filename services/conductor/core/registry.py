@@ -62,6 +62,7 @@ class InstanceInfo:
     engine_token: str = ""  # fingerprint of the cluster token whose key its engine takes
     stages: int = 1  # of its pipeline
     ranks: int = 1  # of each stage (tensor parallel)
+    orders_by_priority: bool = False  # its queue takes requests of a lower `priority` first
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ def answer(state: ConductorState, decision: Decision) -> pb.ScheduleResponse:
         instance = state.core.registry.get(leg.instance_id)
         if instance is not None:
             leg.url = instance.info.url
+            leg.orders_by_priority = instance.info.orders_by_priority
     response.local_hit_tokens = decision.local_tokens
     response.pool_hit_tokens = choice.prefix_tokens if choice.branch != Branch.LOCAL else decision.pool_tokens
     return response

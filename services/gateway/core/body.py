@@ -41,6 +41,7 @@ INTERNAL: Final = frozenset(
 INTERNAL_PREFIX: Final = "bootstrap_"
 _BESIDE_PROMPT_BYTES: Final = 4 << 20
 _SALT: Final = "cache_salt"
+_PRIORITY: Final = "priority"
 _PROMPT_SHAPES: Final = "a string, a list of strings, of tokens, or of lists of tokens"
 
 _Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -265,9 +266,12 @@ def forwarded(request: InferenceRequest, content: Content) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def decode_body(client_fields: bytes, salt: str, hint: LegHint) -> bytes:
-    """What `forwarded` made, for the engine that generates: with the request's salt and what it asks of the cache."""
-    ours = msgspec.json.encode({_SALT: salt, FIELD: hint.to_params()})
+def decode_body(client_fields: bytes, salt: str, hint: LegHint, priority: int | None = None) -> bytes:
+    """What `forwarded` made, for the engine that generates: with the request's salt and what it asks of the cache.
+
+    priority: its place in the engine's queue; None: that engine takes none.
+    """
+    ours = msgspec.json.encode({_SALT: salt, FIELD: hint.to_params(), **_priority(priority)})
     return b"".join((memoryview(client_fields)[:-1], b",", ours[1:]))
 
 
@@ -277,13 +281,14 @@ def prompt_json(prompts: Sequence[array[int] | list[int]]) -> bytes:
     return msgspec.json.encode(lists[0] if len(lists) == 1 else lists)
 
 
-def prefill_body(model: str, prompt: bytes, salt: str, hint: LegHint) -> bytes:
+def prefill_body(model: str, prompt: bytes, salt: str, hint: LegHint, priority: int | None = None) -> bytes:
     """The prompt alone, as tokens, for the engine that only fills the pool: one token is generated and thrown away.
 
     Everything else of the client's request (sampling, stop words, tools) is about tokens that this leg never makes.
 
     Args:
         prompt: what `prompt_json` made.
+        priority: as in `decode_body`.
     """
     return msgspec.json.encode(
         {
@@ -294,8 +299,14 @@ def prefill_body(model: str, prompt: bytes, salt: str, hint: LegHint) -> bytes:
             "stream": False,
             _SALT: salt,
             FIELD: hint.to_params(),
+            **_priority(priority),
         }
     )
+
+
+def _priority(value: int | None) -> dict[str, int]:
+    """The field as engines read it: a lower one goes first."""
+    return {} if value is None else {_PRIORITY: value}
 
 
 def _decode(data: bytes) -> tuple[dict[str, object], dict[str, Raw]]:

@@ -29,6 +29,7 @@ class LegPlan:
     wait_ms: int = 0
     handover_ms: int = 0  # of a decode leg: how long after the end of its prefill leg blocks may still come
     expected_ms: int = 0  # how long its wait is expected to last; 0: not said
+    orders_by_priority: bool = False  # the engine's queue takes the field `priority`
 
 
 @dataclass(frozen=True, slots=True)

@@ -447,7 +447,8 @@ def plan_of(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = Fal
     decode, prefill = _leg(response.decode), _leg(response.prefill)
     apart = prefill.instance_id not in ("", decode.instance_id)
     if apart and no_prefill:
-        apart, decode = False, LegPlan(decode.instance_id, decode.url)
+        apart = False
+        decode = LegPlan(decode.instance_id, decode.url, orders_by_priority=decode.orders_by_priority)
     return RequestPlan(
         decode=decode,
         prefill=prefill if apart else None,
@@ -460,7 +461,15 @@ def plan_of(response: pb.ScheduleResponse, model: str, *, no_prefill: bool = Fal
 
 
 def _leg(leg: pb.Leg) -> LegPlan:
-    return LegPlan(leg.instance_id, leg.url, leg.wait_tokens, leg.wait_ms, leg.handover_ms, leg.expected_ms)
+    return LegPlan(
+        leg.instance_id,
+        leg.url,
+        leg.wait_tokens,
+        leg.wait_ms,
+        leg.handover_ms,
+        leg.expected_ms,
+        leg.orders_by_priority,
+    )
 
 
 def _refusal(response: pb.ScheduleResponse, model: str) -> Refusal:

@@ -28,6 +28,7 @@ from mooncache.gateway.core.next_step import (
     wants_plan,
 )
 from mooncache.gateway.core.plan import Handover, LegPlan, LegRecord, complete_tokens
+from mooncache.gateway.core.queue_place import queue_place
 from mooncache.gateway.shell.account import Account
 from mooncache.gateway.shell.conductor import RequestPlanner
 from mooncache.gateway.shell.engines import (
@@ -124,6 +125,11 @@ class LegRunner:
         self._tokenized = prepared.tokenized or TokenizedPrompt(lengths=())
         self._is_tokenized = prepared.tokenized is not None
         self._salt = salt
+        self._queue_place = queue_place(
+            state.clock.wall_s(),
+            priority=prepared.request.priority if exchange.require_caller().admin else 0,
+            offline=exchange.offline,
+        )
         self._settings = state.config.gateway
         self._handover = Handover()
         self._no_better: set[str] = set()
@@ -178,7 +184,7 @@ class LegRunner:
         running = run_prefill(
             self._state.engines,
             to,
-            body.prefill_body(self._request.model, prompt, self._salt, hint),
+            body.prefill_body(self._request.model, prompt, self._salt, hint, self._priority(to)),
             request_id=self._exchange.request_id,
             limit_s=self._settings.first_token_timeout_s,
         )
@@ -196,12 +202,16 @@ class LegRunner:
             self._sender(),
             to,
             self._request.path,
-            body.decode_body(self._forward, self._salt, hint),
+            body.decode_body(self._forward, self._salt, hint, self._priority(to)),
             self._exchange,
             is_stream=is_stream,
             limit_s=settings.first_token_timeout_s if is_stream else settings.request_timeout_s,
         )
         self.decode.send(self._account.begin(LegRole.DECODE, to), opening)
+
+    def _priority(self, to: LegPlan) -> int | None:
+        """The place in the queue of an engine that takes one. A leg that is sent again keeps its place."""
+        return self._queue_place if to.orders_by_priority else None
 
     def _sender(self) -> DecodeSender:
         """What sends the decode leg."""

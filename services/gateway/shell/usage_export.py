@@ -1,4 +1,4 @@
-"""Sends sums of usage to an OpenTelemetry collector: counters by tenant and model, over OTLP with gRPC.
+"""Sends sums of usage to an OpenTelemetry collector: counters by tenant and model, over OTLP.
 
 The SDK collects and sends in a thread of its own, every minute or as OTEL_METRIC_EXPORT_INTERVAL says. A collector that
 is slow or gone costs the gateway nothing: sums only grow, so the next message has what a lost one had.
@@ -14,13 +14,12 @@ from mooncache.accounts.core.usage import UsageCounts, WorkClass
 from mooncache.gateway.core.usage_series import UsageSeries, UsageTotal
 from mooncache.prices.core.price_book import PriceBook
 from mooncache.prices.core.usage_bill import money_of
+from mooncache.runtime import otlp
 from mooncache.runtime.logs import Event, get_logger
 
 EXPORT_TIMEOUT_S: Final = 5.0
 PREFIX: Final = "mooncache.usage."
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_GRPC: Final = "grpc"
 _OUTCOMES: Final = ("answered", "failed", "cancelled")
 _TOKENS: Final = {
     "input_tokens": ("input", "Prompt tokens, with those that came from a cache."),
@@ -100,26 +99,18 @@ def open_usage_export(setting: str, instance: str, book: PriceBook | None) -> Us
     endpoint = endpoint_of(setting, os.environ)
     if not endpoint:
         return None
-    protocol = next((os.environ[name] for name in _PROTOCOLS if os.environ.get(name)), _GRPC)
-    if not setting and protocol != _GRPC:
-        log.warning(
-            Event.USAGE_EXPORT_UNAVAILABLE, endpoint=endpoint, reason=f"{protocol} is not spoken, {_GRPC} is"
-        )
-        return None
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+        protocol = (
+            otlp.protocol_of(setting) if setting else otlp.variables_protocol("metrics", endpoint, os.environ)
+        )
+        exporter = otlp.exporter("metrics", protocol, setting, EXPORT_TIMEOUT_S)
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.resources import Resource
-    except ImportError as error:
+    except (ImportError, otlp.UnspokenProtocolError) as error:
         log.warning(Event.USAGE_EXPORT_UNAVAILABLE, endpoint=endpoint, reason=str(error))
         return None
-    # Without arguments the exporter reads the variables itself: headers, certificates, compression.
-    given = {"endpoint": setting, "insecure": not setting.startswith("https://")} if setting else {}
-    reader = PeriodicExportingMetricReader(
-        OTLPMetricExporter(timeout=EXPORT_TIMEOUT_S, **given),
-        export_timeout_millis=EXPORT_TIMEOUT_S * 1e3,
-    )
+    reader = PeriodicExportingMetricReader(exporter, export_timeout_millis=EXPORT_TIMEOUT_S * 1e3)
     named = {
         "service.name": "mooncache-gateway",
         "service.namespace": "mooncache",

@@ -3,7 +3,8 @@
 Idea: a step is a list of `Work`: every sequence that lacks one token decodes it, and the prompts that are still being
 computed share a budget of tokens, first come first served, so that others go on decoding. Blocks of a prompt are taken
 when it starts, blocks of the answer one by one. When they run out, the youngest sequence gives up its blocks and waits
-again; what it had computed is mostly still found by key. The caller does what is decided: loads, computes, saves.
+again; what it had computed is mostly still found by key. A sequence with a lower `priority` goes before others.
+The caller does what is decided: loads, computes, saves.
 """
 
 from __future__ import annotations
@@ -57,8 +58,13 @@ class BatchScheduler:
         self.preemption_count = 0
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence, at the end of the queue."""
-        self.waiting.append(sequence)
+        """A new sequence, behind all of its priority or a lower one. What has run before is not passed."""
+        at = len(self.waiting)
+        while (
+            at and self.waiting[at - 1].priority > sequence.priority and not self.waiting[at - 1].preemptions
+        ):
+            at -= 1
+        self.waiting.insert(at, sequence)
 
     def admit(self) -> list[Sequence]:
         """Sequences that start now. Each is RUNNING, or LOADING when `load` is not empty.
@@ -131,16 +137,17 @@ class BatchScheduler:
         return work
 
     def _reserve(self, sequence: Sequence) -> None:
-        """A block for the token to be decoded, if need be at the cost of the youngest sequence."""
+        """A block for the token to be decoded, if need be at the cost of the last by priority, then of the youngest."""
         while len(sequence.blocks) < sequence.blocks_for(len(sequence.tokens)):
             fresh = self.blocks.allocate(1)
             if fresh is not None:
                 sequence.blocks += fresh
                 continue
-            victims = [other for other in self.running if other.state is State.RUNNING]
-            if not victims or victims[-1] is sequence:
+            victims = [other for other in reversed(self.running) if other.state is State.RUNNING]
+            victim = max(victims, key=lambda other: other.priority, default=sequence)
+            if victim is sequence:
                 return  # blocks that are being loaded or saved come free soon
-            self._preempt(victims[-1])
+            self._preempt(victim)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._drop_blocks(sequence)

@@ -59,6 +59,7 @@ class Sequence:
     passport: Passport
     block_tokens: int
     salt: str = ""
+    priority: int = 0  # a lower one goes first
     hint: LegHint = field(default_factory=LegHint)
     trace: TraceContext | None = None  # the request's trace context, if it has one
     sink: object = None  # where its outputs go; it belongs to the caller, see engine.Deliver

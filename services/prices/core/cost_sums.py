@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from mooncache.accounts.core.usage import WorkClass
 from mooncache.prices.core.price_book import HOUR_S, HOURS_PER_MONTH, PriceBook, per_million
 from mooncache.prices.core.request_cost import RequestCost
 
@@ -74,6 +75,11 @@ class CostSum:
         """Price of a million output tokens."""
         return per_million(self.decode, self.output_tokens)
 
+    @property
+    def per_million_tokens(self) -> float | None:
+        """Price of a million tokens of any kind: the whole sum over all of them."""
+        return per_million(self.total, self.input_tokens + self.cached_tokens + self.output_tokens)
+
 
 def sum_of(costs: Sequence[RequestCost], storage: float = 0.0) -> CostSum:
     """The sum of these requests. storage: price of what is stored over the same time."""
@@ -109,6 +115,22 @@ def by_tenant(
         for name, group in groups.items()
     }
     return dict(sorted(sums.items(), key=lambda item: (-item[1].total, item[0])))
+
+
+def by_class(costs: Sequence[RequestCost], storage: float = 0.0) -> dict[WorkClass, CostSum]:
+    """The sums of online and offline requests, of each class that has some.
+
+    storage: price of what is stored over the same time. It is divided by the tokens that came from caches, so that both
+    classes pay the same for them; without such tokens by those of prompts. The sums add up to that of all requests.
+    """
+    groups = {each: [cost for cost in costs if cost.work_class is each] for each in WorkClass}
+    cached = {each: sum(cost.cached_tokens for cost in group) for each, group in groups.items()}
+    if not any(cached.values()):
+        cached = {each: sum(cost.input_tokens for cost in group) for each, group in groups.items()}
+    if not any(cached.values()):
+        cached = {each: len(group) for each, group in groups.items()}
+    tokens = max(1, sum(cached.values()))
+    return {each: sum_of(group, storage * cached[each] / tokens) for each, group in groups.items() if group}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from mooncache.accounts.core.usage import WorkClass
 from mooncache.kvcache.leg_hint import LegRole
 from mooncache.kvcache.span_part import SpanPart
 from mooncache.prices.core.price_book import EngineHour, PriceBook
@@ -58,6 +59,7 @@ class RequestCost:
     saved: Saved | None
     gaps: tuple[str, ...] = ()
     estimates: tuple[str, ...] = field(default=())
+    work_class: WorkClass = WorkClass.ONLINE
 
     @property
     def total(self) -> float:
@@ -113,6 +115,7 @@ def price_of_request(
         saved=saved,
         gaps=tuple(dict.fromkeys(gaps)),
         estimates=tuple(dict.fromkeys(estimates)),
+        work_class=WorkClass.OFFLINE if record.get("offline") is True else WorkClass.ONLINE,
     )
 
 

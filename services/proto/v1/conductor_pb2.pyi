@@ -160,7 +160,7 @@ LIMIT_KIND_TOKENS_UNDER_WAY: LimitKind
 LIMIT_KIND_MONEY: LimitKind
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version", "engine_token")
+    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version", "engine_token", "orders_by_priority")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class Instance(_message.Message):
     POOL_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_BY_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     role: InstanceRole
@@ -199,7 +200,8 @@ class Instance(_message.Message):
     pool: bool
     software_version: str
     engine_token: str
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ..., engine_token: _Optional[str] = ...) -> None: ...
+    orders_by_priority: bool
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ..., engine_token: _Optional[str] = ..., orders_by_priority: _Optional[bool] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("waiting", "running", "kv_usage", "ttft_ms", "tbt_ms", "prompt_tokens_total", "output_tokens_total", "local_hit_tokens_total", "pool_hit_tokens_total")
@@ -354,20 +356,22 @@ class ScheduleRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., model: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., keys: _Optional[bytes] = ..., content_keys: _Optional[bytes] = ..., max_output_tokens: _Optional[int] = ..., ttft_slo_ms: _Optional[int] = ..., tbt_slo_ms: _Optional[int] = ..., sequence_count: _Optional[int] = ..., exclude: _Optional[_Iterable[str]] = ..., attempt: _Optional[int] = ..., no_prefill: _Optional[bool] = ..., session: _Optional[str] = ..., priority: _Optional[int] = ..., passport_root: _Optional[bytes] = ..., pool_tenant: _Optional[str] = ..., known_term: _Optional[int] = ..., gateway_id: _Optional[str] = ..., offline: _Optional[bool] = ..., gateway_run: _Optional[int] = ...) -> None: ...
 
 class Leg(_message.Message):
-    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms", "expected_ms")
+    __slots__ = ("instance_id", "url", "wait_tokens", "wait_ms", "handover_ms", "expected_ms", "orders_by_priority")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     WAIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     HANDOVER_MS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_MS_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_BY_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     url: str
     wait_tokens: int
     wait_ms: int
     handover_ms: int
     expected_ms: int
-    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ...) -> None: ...
+    orders_by_priority: bool
+    def __init__(self, instance_id: _Optional[str] = ..., url: _Optional[str] = ..., wait_tokens: _Optional[int] = ..., wait_ms: _Optional[int] = ..., handover_ms: _Optional[int] = ..., expected_ms: _Optional[int] = ..., orders_by_priority: _Optional[bool] = ...) -> None: ...
 
 class ScheduleResponse(_message.Message):
     __slots__ = ("decision_id", "admitted", "retry_after_ms", "reason", "message", "prefill", "decode", "local_hit_tokens", "pool_hit_tokens", "expected_ttft_ms", "summary", "store_node", "shard_blocks", "term")

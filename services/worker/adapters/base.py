@@ -94,6 +94,11 @@ class EngineAdapter(ABC):
         """Sequences that the engine runs at once; 0: not known."""
         return 0
 
+    @property
+    def orders_by_priority(self) -> bool:
+        """Whether its queue takes requests of a lower `priority` in their bodies first; else that field is not sent."""
+        return False
+
 
 def section_env(config: Config, sections: Iterable[str]) -> dict[str, str | None]:
     """The environment that makes another process of ours read the same values in these sections.

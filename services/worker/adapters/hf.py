@@ -31,6 +31,10 @@ class HfAdapter(EngineAdapter):
     def max_sequences(self) -> int:
         return self.config.hf.batch_max
 
+    @property
+    def orders_by_priority(self) -> bool:
+        return True
+
     def command(self, launch: Launch) -> Command:
         env = section_env(self.config, ("cluster", "hf", "connector", "tls", "logging", "tracing"))
         env["MOONCACHE_ENGINE_API_KEY"] = launch.engine_key

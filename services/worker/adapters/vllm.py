@@ -12,6 +12,7 @@ from mooncache.config import Config
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache.kv_types import why_garbage
 from mooncache.kvcache.pool_link import INSTANCE_VARIABLE
+from mooncache.runtime import otlp
 from mooncache.worker.adapters.base import (
     Command,
     EngineAdapter,
@@ -63,6 +64,10 @@ class VllmAdapter(EngineAdapter):
     def max_sequences(self) -> int:
         return self.config.vllm.max_num_seqs
 
+    @property
+    def orders_by_priority(self) -> bool:
+        return option(self.config.vllm.extra_args, "--scheduling-policy") == "priority"
+
     def command(self, launch: Launch) -> Command:
         problem = why_refused(self.config)
         if problem:
@@ -102,7 +107,8 @@ class VllmAdapter(EngineAdapter):
                 }
             )
         if self.config.tracing.endpoint:
-            options["--otlp-traces-endpoint"] = self.config.tracing.endpoint  # it reads traceparent by itself
+            address = otlp.url_of(self.config.tracing.endpoint, "traces")
+            options["--otlp-traces-endpoint"] = address  # it reads traceparent by itself
         if launch.tls_cert is not None and launch.tls_key is not None:
             options |= {"--ssl-certfile": str(launch.tls_cert), "--ssl-keyfile": str(launch.tls_key)}
         if vllm.tool_parser:
@@ -141,6 +147,7 @@ class VllmAdapter(EngineAdapter):
         env["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = os.environ.get("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
         if self.config.tracing.endpoint:
             env["OTEL_SERVICE_NAME"] = "mooncache-engine"
+            env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = otlp.protocol_of(self.config.tracing.endpoint)
         if Path(launch.model).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         return env | processor_env(self.config.vllm.kv_cache_bytes)

@@ -1,4 +1,4 @@
-"""An OTLP gRPC collector inside of the test: takes spans and lets a test wait until the ones it wants are there."""
+"""An OTLP collector inside of the test, by gRPC and HTTP: takes spans and lets a test wait for those it wants."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+
+from tests.otlp_http import OtlpHttpReceiver
 
 KINDS = {1: "internal", 2: "server", 3: "client"}
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
@@ -29,7 +31,7 @@ class Seen:
 
 
 class Collector:
-    """Listens on loopback from `start` to `stop`; `endpoint` is what goes into tracing.endpoint."""
+    """Listens on loopback from `start` to `stop`; `endpoint` or `http_endpoint` is what goes into tracing.endpoint."""
 
     def __init__(self) -> None:
         from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
@@ -48,11 +50,16 @@ class Collector:
             (grpc.method_handlers_generic_handler(service, {method: handler}),)
         )
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.http = OtlpHttpReceiver(
+            "/v1/traces", pb.ExportTraceServiceRequest, lambda request: self._export(request, None)
+        )
+        self.http_endpoint = f"{self.http.address}/v1/traces"
 
     def start(self) -> None:
         self._server.start()
 
     def stop(self) -> None:
+        self.http.stop()
         self._server.stop(1.0).wait(5.0)
 
     @property

@@ -188,6 +188,23 @@ def test_spans_arrive_with_names_parents_and_attributes(traced: Config, collecto
     assert load_span.attributes == {"kvcache.bytes": 4096}
 
 
+def test_spans_go_over_http_to_an_address_with_a_path(
+    config: Config, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OTLP over HTTP is not installed")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20key")
+    overrides = {"cluster.state_dir": config.cluster.state_dir, "tracing.endpoint": collector.http_endpoint}
+    assert tracing.setup("here", load(env={}, overrides=overrides))
+    with tracing.span("x.request", {"traceparent": PARENT}, kind="server", some__count=2):
+        pass
+    tracing.flush()
+    (span,) = collector.wait_for(bool)
+    assert (span.service, span.name, span.kind) == ("mooncache-here", "x.request", "server")
+    assert (span.trace_id, span.parent_id) == (TRACE_ID, PARENT[36:52])
+    assert span.attributes == {"some.count": 2}
+    assert collector.http.headers["authorization"] == "Bearer key"
+
+
 def test_failures_are_marked_by_code_and_never_by_text(traced: Config, collector: Collector) -> None:
     tracing.setup("gateway", traced)
     with pytest.raises(Overloaded), tracing.span("a"):

@@ -10,8 +10,9 @@ prompt   nothing waits at the chosen instances, neither a prompt nor for a place
 answer   with it a step takes at most the share of the TBT promise, and the places and the memory for KV of the decode
          instance are filled to the share at most. An instance that generates nothing takes one in any case.
 
-The prompt of another offline request counts like any other, so each instance computes one of them at a time; short
-ones may wait behind it while all of them together take 25 ms at most.
+The prompt of another offline request counts like any other, so each instance computes one of them at a time. Short ones
+may wait behind it, or an instance would be idle from the end of each until that is known here and the next has come:
+one, while both take 100 ms at most and no more than a single one may, and more, while all take 25 ms at most.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ PLACES_UNKNOWN: Final = 64  # of an engine that does not say how many sequences 
 AHEAD_S: Final = (
     0.025  # of prompts that may be in front of an online one: or engines are idle between short ones
 )
+NEXT_S: Final = 0.1  # of one in front and one behind it: predictions hold the way to the engine, too
 RETRY_MIN_S: Final = 0.005
 RETRY_MAX_S: Final = 1.0
 _WAITS_S: Final = 1e-3  # less than this is rounding
@@ -66,16 +68,23 @@ def judged(request: Request, fleet: Fleet, rules: Rules, choice: Choice) -> Choi
         return choice
     if rules.offline_share <= 0:
         return _refused(choice, RETRY_MAX_S)
-    if choice.waiting_s > _WAITS_S and choice.waiting_s + choice.compute_s > AHEAD_S:
+    alone_s = (1.0 - rules.offline_share) * request.ttft_slo_s
+    if choice.waiting_s > _WAITS_S and choice.waiting_s + choice.compute_s > _ahead_s(fleet, choice, alone_s):
         return _refused(choice, choice.waiting_s / _LOOKS)
     online_s = max((asked_s[-1] for asked_s in request.demand), default=0.0)
-    if online_s > _QUIET_S and choice.compute_s > (1.0 - rules.offline_share) * request.ttft_slo_s:
+    if online_s > _QUIET_S and choice.compute_s > alone_s:
         return _refused(choice, RETRY_MAX_S)
     row = choice.decode
     there = float(fleet.sequences[row])
     if there > 0 and _fills(request, fleet, rules, choice):
         return _refused(choice, float(fleet.stay_s[row]) / there)
     return choice
+
+
+def _ahead_s(fleet: Fleet, choice: Choice, alone_s: float) -> float:
+    """How much computing of prompts an online request may find in front of it, this one's included."""
+    is_next = float(fleet.queue_prompts[choice.prefiller_row]) <= 1
+    return max(AHEAD_S, min(NEXT_S, alone_s)) if is_next else AHEAD_S
 
 
 def _taken(request: Request, fleet: Fleet, rules: Rules) -> Bools:

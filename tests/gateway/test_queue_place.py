@@ -1,0 +1,74 @@
+"""Places in an engine's queue: online before offline, by priority, then by arrival; and nothing starves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mooncache.gateway.core.queue_place import OFFLINE_S, PRIORITY_MAX, PRIORITY_S, queue_place
+from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.gateway.stand_in import Bench
+from tests.gateway.test_two_legs import CHAT, two_legs
+
+NOW_S = 1.8e9
+ARRIVALS = st.floats(0, 300).map(lambda after_s: round(NOW_S + after_s, 3))
+PRIORITIES = st.integers(-(1 << 31), (1 << 31) - 1)
+
+
+def test_who_goes_first() -> None:
+    online = queue_place(NOW_S)
+    assert queue_place(NOW_S + 0.001) == online + 1
+    assert queue_place(NOW_S - 59, offline=True) > online
+    assert queue_place(NOW_S - 61, offline=True) < online, "a minute was enough"
+    assert queue_place(NOW_S + 4, priority=1) < online < queue_place(NOW_S + 6, priority=1)
+    assert queue_place(NOW_S - 4, priority=-1) > online > queue_place(NOW_S - 6, priority=-1)
+    assert queue_place(NOW_S, priority=1 << 30) == queue_place(NOW_S, priority=PRIORITY_MAX)
+
+
+@given(ARRIVALS, ARRIVALS, PRIORITIES, PRIORITIES, st.booleans(), st.booleans())
+def test_nothing_starves(
+    came_s: float, later_s: float, priority: int, other: int, offline: bool, other_offline: bool
+) -> None:
+    """Whatever comes long enough after a request stands behind it."""
+    most_s = OFFLINE_S + 2 * PRIORITY_S * PRIORITY_MAX
+    mine = queue_place(came_s, priority=priority, offline=offline)
+    assert mine < queue_place(came_s + most_s + 1, priority=other, offline=other_offline)
+    assert 0 < mine < 1 << 53, "a number that JSON keeps in every language"
+    if came_s < later_s:
+        assert mine < queue_place(later_s, priority=priority, offline=offline)
+
+
+async def places(
+    bench: Bench, http: aiohttp.ClientSession, key: str, **more: Any
+) -> tuple[int | None, int | None]:
+    """What the prefill and the decode leg of one request said."""
+    headers = {"authorization": f"Bearer {key}"}
+    async with http.post(bench.url + "/v1/chat/completions", json=CHAT | more, headers=headers) as response:
+        assert response.status == 200, await response.text()
+    prefill, decode = (bench.engines[name].requests[-1].get("priority") for name in ("p1", "d1"))
+    return prefill, decode
+
+
+async def test_only_engines_that_order_by_it_get_a_place_and_no_client_names_its_own(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
+) -> None:
+    async with two_legs(tmp_path, tokenizer_folder) as bench:
+        tenant, operator = bench.key("alice"), bench.gateway.token.text
+        assert await places(bench, http, tenant, priority=-5) == (None, None)
+        plan: pb.ScheduleResponse = bench.plan("d1", "p1")
+        plan.decode.orders_by_priority = True
+        bench.conductor.plans = [plan]
+        prefill, decode = await places(bench, http, tenant, priority=-1000)
+        assert prefill is None
+        assert decode is not None
+        now_ms = bench.gateway.state.clock.wall_s() * 1e3
+        assert now_ms - 60_000 < decode <= now_ms, "as it came, whatever the client says"
+        plan.prefill.orders_by_priority = True
+        assert len(set(await places(bench, http, tenant))) == 1, "both legs have one place"
+        _, first = await places(bench, http, operator, priority=4)
+        assert first is not None
+        assert first < decode, "the cluster token may say so"
