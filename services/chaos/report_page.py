@@ -35,8 +35,8 @@ def report_page(record: Record, verdict: ChaosVerdict) -> str:
         (f"{record.pool.read:,}", "blocks read from the pool"),
     )
     about = (
-        f"Model {record.model}, {figures.duration_text(record.seconds)}. The same faults again: --seed {record.seed}. "
-        "Every answer was compared with one for which nothing was cached."
+        f"{record.cluster}, model {record.model}, {figures.duration_text(record.seconds)}. "
+        f"The same faults again: --seed {record.seed}. Every answer was compared with one for which nothing was cached."
     )
     body = (
         f'<h1>Chaos: <span class="{style}">{word}</span></h1>\n<p class="muted">{html.escape(about)}</p>\n'

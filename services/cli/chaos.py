@@ -1,10 +1,10 @@
-"""`mooncache chaos`: break the cluster of this machine on purpose, check every answer, and judge."""
+"""`mooncache chaos`: break a cluster on this machine on purpose, check every answer, and judge."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +34,9 @@ def run(
         bool,
         Parameter(negative=(), help="Start a cluster for this run, instead of breaking the one that runs."),
     ] = False,
+    compose: Annotated[
+        str, Parameter(help="Break the containers of this Compose project on this machine; needs root.")
+    ] = "",
     yes: Annotated[
         bool, Parameter(negative=(), help="Do it to the running cluster; without this nothing happens.")
     ] = False,
@@ -42,7 +45,9 @@ def run(
     ] = None,
     json: AsJson = False,
 ) -> int:
-    """Kill, stop, slow down and damage the processes of `mooncache up` on this machine, one after the other.
+    """Kill, stop, slow down and damage the processes of a cluster on this machine, one after the other.
+
+    It is the cluster of `mooncache up`, or with --compose that of deploy/docker-compose.yml.
 
     Meanwhile clients ask the gateway and read the pool. Every answer is compared with one for which nothing was
     cached, every block with what was put. The next fault comes when all is well again. The exit code is 0 when every
@@ -53,35 +58,27 @@ def run(
         mooncache chaos run --own --report chaos.html
 
         mooncache chaos run kill-master stop-store-node --duration 1min --yes
+
+        mooncache chaos run --compose deploy --profile all --yes
     """
-    from mooncache.chaos.core.faults import Profile, faults_named, faults_of
     from mooncache.chaos.core.verdict import judge
     from mooncache.chaos.shell.run import ChaosOptions
     from mooncache.config import load
     from mooncache.errors import InvalidArgument
 
-    try:
-        faults = faults_named(only) if only else faults_of(Profile(profile))
-    except ValueError:
-        choices = ", ".join(Profile)
-        raise InvalidArgument(f"There is no profile {profile!r}. Profiles: {choices}.") from None
+    faults = _chosen(only, profile)
     if not 1 <= streams <= 256:
         raise InvalidArgument(f"--streams: {streams} must be between 1 and 256.")
-    if not own and not yes:
-        raise InvalidArgument(
-            "This kills and stops processes of the running cluster; requests on them fail. Add --yes to do it, or "
-            "--own to break a cluster that is started for it."
-        )
+    _check_cluster(compose, named=state_dir is not None, own=own, yes=yes)
     folder = load(overrides={"cluster.state_dir": state_dir}).cluster.state_dir
     options = ChaosOptions(
-        folder,
         faults,
         seconds_of(duration, "--duration", above_0=True),
         streams,
         seed if seed is not None else secrets.randbelow(1_000_000),
         rounds=1 if only else 0,
     )
-    record = _run(options, own=own, quiet=json)
+    record = _run(options, folder, compose, own=own, quiet=json)
     verdict = judge(record)
     if report is not None:
         _write_page(report, record, verdict)
@@ -113,17 +110,46 @@ def list_faults(*, json: AsJson = False) -> int:
     return EXIT_OK
 
 
-def _run(options: ChaosOptions, *, own: bool, quiet: bool) -> Record:
-    import dataclasses
+def _chosen(only: Sequence[str], profile: str) -> Sequence[ChaosFault]:
+    from mooncache.chaos.core.faults import Profile, faults_named, faults_of
+    from mooncache.errors import InvalidArgument
 
+    try:
+        return faults_named(only) if only else faults_of(Profile(profile))
+    except ValueError:
+        choices = ", ".join(Profile)
+        raise InvalidArgument(f"There is no profile {profile!r}. Profiles: {choices}.") from None
+
+
+def _check_cluster(compose: str, *, named: bool, own: bool, yes: bool) -> None:
+    """Raises InvalidArgument: it is not clear which cluster to break, or that it may be broken."""
+    from mooncache.errors import InvalidArgument
+
+    if compose and (own or named):
+        raise InvalidArgument("--compose names the cluster to break; --own and --state-dir name another one.")
+    if not own and not yes:
+        raise InvalidArgument(
+            "This kills and stops processes of the running cluster; requests on them fail. Add --yes to do it, or "
+            "--own to break a cluster that is started for it."
+        )
+
+
+def _run(options: ChaosOptions, folder: Path, compose: str, *, own: bool, quiet: bool) -> Record:
     from mooncache.chaos.shell import run as runner
+    from mooncache.chaos.shell.compose_target import ComposeTarget
+    from mooncache.chaos.shell.local_target import LocalTarget
     from mooncache.chaos.shell.own_cluster import own_cluster
 
+    async def on_containers(progress: Callable[[str], None]) -> Record:
+        return await runner.run(await ComposeTarget.find(compose), options, progress)
+
     def work(progress: Callable[[str], None]) -> Record:
+        if compose:
+            return asyncio.run(on_containers(progress))
         if not own:
-            return asyncio.run(runner.run(options, progress))
-        with own_cluster(progress) as folder:
-            return asyncio.run(runner.run(dataclasses.replace(options, state_dir=folder), progress))
+            return asyncio.run(runner.run(LocalTarget(folder), options, progress))
+        with own_cluster(progress) as made:
+            return asyncio.run(runner.run(LocalTarget(made), options, progress))
 
     if quiet:
         return work(lambda _text: None)
@@ -179,6 +205,7 @@ def _document(record: Record, verdict: ChaosVerdict) -> dict[str, Any]:
     return {
         "kept": verdict.kept,
         "seed": record.seed,
+        "cluster": record.cluster,
         "model": record.model,
         "seconds": round(record.seconds, 1),
         "promises": [

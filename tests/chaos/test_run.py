@@ -18,6 +18,7 @@ from mooncache.chaos.core.records import Outcome
 from mooncache.chaos.core.verdict import judge
 from mooncache.chaos.shell import load
 from mooncache.chaos.shell import run as runner
+from mooncache.chaos.shell.local_target import LocalTarget
 from mooncache.chaos.shell.own_cluster import own_cluster
 from mooncache.chaos.shell.run import ChaosOptions
 from mooncache.cluster.settings import missing_modules
@@ -82,8 +83,8 @@ def test_a_wrong_answer_is_found(state_dir: Path, monkeypatch: pytest.MonkeyPatc
         return [dataclasses.replace(questions[0], expected="what no engine says"), *questions[1:]]
 
     monkeypatch.setattr(runner, "known_answers", other)
-    options = ChaosOptions(state_dir, faults_named(["stop-master"]), 4.0, 2, 5)
-    record = asyncio.run(runner.run(options, lambda _text: None))
+    options = ChaosOptions(faults_named(["stop-master"]), 4.0, 2, 5)
+    record = asyncio.run(runner.run(LocalTarget(state_dir), options, lambda _text: None))
     assert any(answer.outcome is Outcome.WRONG for answer in record.answers)
     assert [check.promise for check in judge(record).checks if not check.kept] == ["no wrong token"]
 

@@ -21,7 +21,7 @@ from mooncache.chaos.core.schedule import steps
 from mooncache.errors import InvalidArgument
 from tests.docs.test_recovery import PAGE, rows_of
 
-PARTS = ("master", "node-1", "node-2", "conductor", "gateway", "prefill-1", "decode-1", "decode-2")
+PARTS = ("etcd", "master", "node-1", "node-2", "conductor", "gateway", "prefill-1", "decode-1", "decode-2")
 
 
 def test_every_fault_is_a_row_of_the_contract() -> None:
@@ -59,6 +59,13 @@ def test_each_fault_comes_once_in_a_round_and_the_seed_repeats_the_order() -> No
     assert all(step.fault.aim in aims_of(step.part) for step in found)
     assert found[: len(FAULTS)] != found[len(FAULTS) :]
     assert found == list(islice(steps(FAULTS, PARTS, random.Random(3)), 2 * len(FAULTS)))
+
+
+def test_rows_are_those_of_the_cluster() -> None:
+    chosen = faults_named(["kill-master", "stop-conductor", "kill-etcd"])
+    assert [fault.row for fault in fitting(chosen, PARTS)] == ["M1", "C2", "T1"]
+    standbys = ("master-1", "master-2", "conductor", "conductor-2")
+    assert [fault.row for fault in fitting(chosen, standbys)] == ["M2", "C5"]
 
 
 def test_a_cluster_without_prefill_engines_has_fewer_faults() -> None:

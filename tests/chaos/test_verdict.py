@@ -25,6 +25,7 @@ def record(
     right = CheckedAnswer(1.0, 2.0, Outcome.RIGHT, 0.1, 100, 64)
     return Record(
         1,
+        "mooncache up",
         "tiny",
         60.0,
         [right, *answers],

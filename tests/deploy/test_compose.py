@@ -7,6 +7,8 @@ are used again. Everything that it starts is removed at the end, the images stay
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -119,6 +121,40 @@ def test_prometheus_sees_every_service(asker: Asker, project: Project) -> None:
     assert prometheus_value(project, "count(up)") == "8"  # services of other profiles are no targets
     assert prometheus_value(project, "sum(mooncache_master_leading)") == "1"
     assert prometheus_value(project, "sum(mooncache_worker_engine_up)") == "2"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="processes of containers belong to other users: needs root")
+def test_chaos_keeps_every_promise(asker: Asker, project: Project) -> None:
+    """Faults under load, reached from the host, and healed by the restart policy of the file."""
+    assert asker.get("GET", "/v1/models")[0] == 200
+    faults = ("kill-master", "kill-etcd", "kill-store-node", "stop-conductor", "flip-store-node")
+    words = [
+        "chaos",
+        "run",
+        *faults,
+        "--compose",
+        project.name,
+        "--yes",
+        "--json",
+        "--duration",
+        "5s",
+        "--seed",
+        "5",
+    ]
+    text = command(sys.executable, "-m", "mooncache.cli", *words, timeout_s=600)
+    found = json.loads(text)
+    assert found["kept"] and set(found["requests"]) == {"right"}, text
+    assert {each["name"] for each in found["faults"]} == set(faults)
+    assert {each["row"] for each in found["faults"]} == {"M2", "T1", "N1", "C2", "L10"}
+    assert found["blocks"]["read"] > found["blocks"]["missed"]
+    restarts = [
+        command("docker", "inspect", "--format", "{{.RestartCount}}", project.container(each["target"]))
+        for each in found["faults"]
+        if each["name"].startswith("kill-")
+    ]
+    assert all(int(text) >= 1 for text in restarts), "Docker started what was killed again"
+    left = command("docker", "ps", "-aq", "--filter", "name=mooncache-chaos-").split()
+    assert not left, "the pool's client is gone with the run"
 
 
 def test_right_answers_after_the_leader_and_a_node_are_killed(asker: Asker, project: Project) -> None:

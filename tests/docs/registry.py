@@ -348,5 +348,8 @@ REGISTRY: dict[tuple[str, str], Plan] = {
     ("docs/chaos.md", "mooncache chaos run --own"): Cannot(
         "takes minutes", ("tests/chaos/test_run.py::test_every_promise_is_kept",)
     ),
+    ("docs/chaos.md", "sudo mooncache chaos run --compose"): Cannot(
+        "takes minutes", ("tests/deploy/test_compose.py::test_chaos_keeps_every_promise",)
+    ),
     ("docs/chaos.md", "mooncache chaos list"): Runs("alone", prints=("kill-store-node +N1",)),
 }

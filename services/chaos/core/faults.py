@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,6 +31,7 @@ class Aim(StrEnum):
     DECODE_WORKER = "decode-worker"
     PREFILL_ENGINE = "prefill-engine"
     DECODE_ENGINE = "decode-engine"
+    ETCD = "etcd"
 
 
 _OF_PARTS: Final = {
@@ -39,13 +41,14 @@ _OF_PARTS: Final = {
     "node": Aim.STORE_NODE,
     "prefill": Aim.PREFILL_WORKER,
     "decode": Aim.DECODE_WORKER,
+    "etcd": Aim.ETCD,
 }
 _ENGINES: Final = {Aim.PREFILL_WORKER: Aim.PREFILL_ENGINE, Aim.DECODE_WORKER: Aim.DECODE_ENGINE}
 _OWNERS_OF_STREAMS: Final = frozenset({Aim.GATEWAY, Aim.DECODE_WORKER, Aim.DECODE_ENGINE})
 
 
 def aims_of(part: str) -> tuple[Aim, ...]:
-    """What can be hit in a part of `mooncache up`, by its name: itself, and the engine below a worker."""
+    """What can be hit in a part of `mooncache up`, or a service of Compose, by its name: itself, a worker's engine."""
     aim = _OF_PARTS.get(part.rpartition("-")[0] or part)
     if aim is None:
         return ()
@@ -83,6 +86,7 @@ FAULTS: Final = (
     ChaosFault(FaultEffect.KILL, Aim.DECODE_WORKER, "W1"),
     ChaosFault(FaultEffect.KILL, Aim.PREFILL_ENGINE, "E1"),
     ChaosFault(FaultEffect.KILL, Aim.DECODE_ENGINE, "E2"),
+    ChaosFault(FaultEffect.KILL, Aim.ETCD, "T1"),
     ChaosFault(FaultEffect.STOP, Aim.MASTER, "M3", _STOP_S),
     ChaosFault(FaultEffect.STOP, Aim.CONDUCTOR, "C2", _STOP_S),
     ChaosFault(FaultEffect.STOP, Aim.GATEWAY, "G2", _STOP_S),
@@ -91,11 +95,14 @@ FAULTS: Final = (
     ChaosFault(FaultEffect.STOP, Aim.DECODE_WORKER, "W2", _STOP_S),
     ChaosFault(FaultEffect.STOP, Aim.PREFILL_ENGINE, "E3", _STOP_S),
     ChaosFault(FaultEffect.STOP, Aim.DECODE_ENGINE, "E3", _STOP_S),
+    ChaosFault(FaultEffect.STOP, Aim.ETCD, "T2", _STOP_S),
     ChaosFault(FaultEffect.SLOW, Aim.MASTER, "M4", _SLOW_S),
     ChaosFault(FaultEffect.SLOW, Aim.CONDUCTOR, "C2", _SLOW_S),
     ChaosFault(FaultEffect.SLOW, Aim.STORE_NODE, "N5", _SLOW_S),
     ChaosFault(FaultEffect.FLIP, Aim.STORE_NODE, "L10"),
 )
+_WITH_STANDBY: Final = {"kill-master": "M2", "kill-conductor": "C4", "stop-conductor": "C5"}
+"""Rows that hold where there are several of a kind, of which one leads."""
 
 
 class Profile(StrEnum):
@@ -146,6 +153,10 @@ def faults_named(names: Iterable[str]) -> tuple[ChaosFault, ...]:
 
 
 def fitting(faults: Sequence[ChaosFault], parts: Iterable[str]) -> tuple[ChaosFault, ...]:
-    """Those of the faults whose kind of process is among the parts."""
-    there = {aim for part in parts for aim in aims_of(part)}
-    return tuple(fault for fault in faults if fault.aim in there)
+    """Those of the faults whose kind of process is among the parts, each with the row that holds there."""
+    there = Counter(aim for part in parts for aim in aims_of(part))
+    return tuple(
+        replace(fault, row=_WITH_STANDBY.get(fault.name, fault.row)) if there[fault.aim] > 1 else fault
+        for fault in faults
+        if there[fault.aim]
+    )

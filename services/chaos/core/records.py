@@ -66,6 +66,7 @@ class Record:
     """A whole run."""
 
     seed: int
+    cluster: str = ""
     model: str = ""
     seconds: float = 0.0
     answers: list[CheckedAnswer] = field(default_factory=list)

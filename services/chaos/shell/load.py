@@ -45,9 +45,9 @@ class KnownQuestion:
 class Asker:
     """Asks the gateway. Use it as an asynchronous context manager."""
 
-    def __init__(self, gateway_url: str, token: Token, tls_ca: str | None) -> None:
+    def __init__(self, gateway_url: str, token: Token, tls: ssl.SSLContext | None) -> None:
         self._url, self._token = gateway_url, token
-        self._tls = ssl.create_default_context(cafile=tls_ca) if tls_ca else None
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self.model = ""
 

@@ -17,7 +17,7 @@ _BLOCK_BYTES: Final = 32 << 10
 _BATCH: Final = 8
 _KEYS_KEPT: Final = 256
 _CALL_S: Final = 5.0
-_HUNG_S: Final = 4 * _CALL_S
+HUNG_S: Final = 4 * _CALL_S
 _PAUSE_S: Final = 0.05
 
 
@@ -41,7 +41,7 @@ class PoolLoad:
     def end(self) -> None:
         """Stop; a call that is under way may take its time limit. One that takes longer counts as hanging."""
         self._ended.set()
-        self._thread.join(_HUNG_S)
+        self._thread.join(HUNG_S)
         self._tally.hung += self._thread.is_alive()
 
     def _loop(self) -> None:
@@ -71,7 +71,7 @@ class PoolLoad:
         try:
             call(client, keys)
         finally:
-            self._tally.hung += time.monotonic() - begun_s > _HUNG_S
+            self._tally.hung += time.monotonic() - begun_s > HUNG_S
 
     def _put(self, client: mooncache.Client, keys: list[str]) -> None:
         result = client.put_many(keys, [block_of(key) for key in keys])

@@ -57,9 +57,8 @@ def engine_below(worker_pid: int) -> int:
     return 0
 
 
-def target_pid(state_dir: Path, part: str, aim: Aim) -> int:
-    """Process id of what a fault aims at in a part; 0 while there is none."""
-    pid = pid_of(state_dir, part)
+def target_pid(pid: int, aim: Aim) -> int:
+    """Process id of what a fault aims at in a part whose process is `pid`; 0 while there is none."""
     return engine_below(pid) if pid and aim in (Aim.PREFILL_ENGINE, Aim.DECODE_ENGINE) else pid
 
 

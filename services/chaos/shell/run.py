@@ -8,19 +8,15 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from mooncache.auth import load_cluster_token
 from mooncache.chaos.core.faults import ChaosFault, FaultEffect, fitting
 from mooncache.chaos.core.records import Injection, Outcome, Record
 from mooncache.chaos.core.schedule import FaultStep, steps
 from mooncache.chaos.shell import processes
-from mooncache.chaos.shell.health import not_well, pins_left
 from mooncache.chaos.shell.load import Asker, known_answers, stream
-from mooncache.chaos.shell.pool_load import PoolLoad
-from mooncache.config import load
-from mooncache.errors import EngineUnavailable
+from mooncache.chaos.shell.target import ChaosTarget
+from mooncache.errors import DeadlineExceeded, EngineUnavailable
 from mooncache.runtime.tasks import cancel_all
 
 HEAL_S: Final = 180.0
@@ -39,7 +35,6 @@ Progress = Callable[[str], None]
 class ChaosOptions:
     """What to do: `faults` in random order for `seconds`, and longer until each was made `rounds` times."""
 
-    state_dir: Path
     faults: Sequence[ChaosFault]
     seconds: float
     streams: int
@@ -47,30 +42,24 @@ class ChaosOptions:
     rounds: int = 0
 
 
-async def run(options: ChaosOptions, progress: Progress) -> Record:
-    """Load the cluster of this machine, break it, and return what was seen.
+async def run(target: ChaosTarget, options: ChaosOptions, progress: Progress) -> Record:
+    """Load a cluster, break it, and return what was seen.
 
     Raises:
-        ConfigInvalid: no cluster with engines runs here.
         InvalidArgument: none of the faults fits it.
         EngineFailed, NoInstances: it does not serve, before any fault.
         PermissionDenied: its processes belong to another user.
     """
-    cluster = processes.cluster_here(options.state_dir)
-    parts = [part.name for part in cluster.parts]
-    fits = fitting(options.faults, parts)
-    planned = steps(fits, parts, random.Random(options.seed))
-    config = load(overrides={"cluster.state_dir": str(options.state_dir)})
-    record = Record(options.seed)
-    async with Asker(
-        cluster.gateway_url, load_cluster_token(config.cluster.token_path), cluster.tls_ca
-    ) as asker:
+    fits = fitting(options.faults, target.parts)
+    planned = steps(fits, target.parts, random.Random(options.seed))
+    record = Record(options.seed, target.name)
+    async with Asker(target.gateway_url, target.token, target.tls) as asker:
         record.model = asker.model
         questions = await known_answers(asker, options.seed, progress)
+        pool = target.pool_work(record.pool, secrets.token_hex(4))
+        await asyncio.to_thread(pool.start)
         begun_s = time.monotonic()
         stop = asyncio.Event()
-        pool = PoolLoad(record.pool, secrets.token_hex(4), {"state_dir": str(options.state_dir)})
-        pool.start()
         clients = [
             asyncio.create_task(
                 stream(asker, questions, record, begun_s, random.Random(f"{options.seed}-{n}"), stop)
@@ -78,7 +67,7 @@ async def run(options: ChaosOptions, progress: Progress) -> Record:
             for n in range(options.streams)
         ]
         try:
-            breaker = _Breaker(options, record, begun_s, progress)
+            breaker = _Breaker(target, options, record, begun_s, progress)
             await breaker.served(since_s=0.0)
             for number, step in enumerate(planned):
                 if number >= options.rounds * len(fits) and time.monotonic() - begun_s >= options.seconds:
@@ -91,15 +80,18 @@ async def run(options: ChaosOptions, progress: Progress) -> Record:
             await cancel_all(late)
         record.seconds = time.monotonic() - begun_s
         progress("pins")
-        record.pins_left = await _pins(options.state_dir)
+        record.pins_left = await _pins(target)
     return record
 
 
 class _Breaker:
     """Makes faults one after the other, and waits until each is over."""
 
-    def __init__(self, options: ChaosOptions, record: Record, begun_s: float, progress: Progress) -> None:
-        self._options, self._record, self._begun_s, self._progress = options, record, begun_s, progress
+    def __init__(
+        self, target: ChaosTarget, options: ChaosOptions, record: Record, begun_s: float, progress: Progress
+    ) -> None:
+        self._target, self._options, self._record = target, options, record
+        self._begun_s, self._progress = begun_s, progress
         self._rng = random.Random(f"{options.seed}-bits")
 
     @property
@@ -108,16 +100,15 @@ class _Breaker:
 
     async def inject(self, step: FaultStep) -> None:
         """Make one fault, take it back, wait until all is well and has served."""
-        folder, fault = self._options.state_dir, step.fault
-        pid = processes.target_pid(folder, step.part, fault.aim)
-        done = Injection(fault, step.part, self.now_s)
+        done = Injection(step.fault, step.part, self.now_s)
         self._record.injections.append(done)
         self._tell(done, "now")
         try:
+            pid = await self._target.pid_of(step.part, step.fault.aim)
             if not pid:
                 raise EngineUnavailable(f"{step.part} has no process.")
             await self._break(done, pid)
-        except EngineUnavailable as error:
+        except (EngineUnavailable, DeadlineExceeded) as error:
             done.waits_for = error.message
             return
         done.ended_s = self.now_s
@@ -167,10 +158,13 @@ class _Breaker:
 
     async def _missing(self, done: Injection, step: FaultStep, pid: int) -> str:
         if done.fault.effect is FaultEffect.KILL:
-            other = processes.target_pid(self._options.state_dir, step.part, done.fault.aim)
+            try:
+                other = await self._target.pid_of(step.part, done.fault.aim)
+            except (EngineUnavailable, DeadlineExceeded) as error:
+                return error.message
             if other in (0, pid):
                 return f"{step.part} has not been started again"
-        return await not_well(self._options.state_dir)
+        return await self._target.not_well()
 
     def _tell(self, done: Injection, what: str) -> None:
         left_s = max(0.0, self._options.seconds - self.now_s)
@@ -181,11 +175,11 @@ class _Breaker:
         )
 
 
-async def _pins(state_dir: Path) -> int:
+async def _pins(target: ChaosTarget) -> int:
     """Pins that stay, once the load is over."""
     pins = 0
     for _ in range(round(_PINS_S / _POLL_S)):
-        pins = await pins_left(state_dir)
+        pins = await target.pins_left()
         if not pins:
             break
         await asyncio.sleep(_POLL_S)
