@@ -78,6 +78,7 @@ class ConductorState:
         self.section = config.conductor
         self.clock = clock
         self.started_s = clock.now_s()
+        self.looked_s = self.started_s  # for silent instances
         self.pool = pool
         self.copies = copies
         # Versions grow over restarts too, so that a watcher of the former process is answered at once.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mooncache.chaos.core.containers import read_parts
+from mooncache.chaos.core.records import PoolTally
 from mooncache.chaos.shell.compose_target import ComposeTarget
+from mooncache.chaos.shell.container_load import read_tally, tally_text
 from mooncache.errors import (
     ConfigInvalid,
     DeadlineExceeded,
@@ -86,6 +89,16 @@ def test_parts_are_the_lasting_services() -> None:
 def test_what_is_no_answer_of_inspect_is_refused(printed: bytes) -> None:
     with pytest.raises(ProtocolError, match="docker inspect"):
         read_parts(printed)
+
+
+def test_what_the_pools_client_saw_comes_out_of_its_container() -> None:
+    seen = PoolTally(read=5, missed=1, put=9, wrong=["k came back"], hung=2, errors=Counter(NO_SPACE=3))
+    found = PoolTally()
+    read_tally(tally_text(seen).encode(), found)
+    assert found == seen
+    for text in (b"", b"[]", b'{"errors": 3}', b'{"errors": {}, "other": 1}'):
+        with pytest.raises(ProtocolError):
+            read_tally(text, found)
 
 
 def test_without_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

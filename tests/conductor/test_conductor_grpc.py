@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mooncache import errors
+from mooncache.conductor.background import expire
+from mooncache.conductor.core.registry import InstanceState
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.proto.v1 import conductor_pb2 as pb
+from mooncache.runtime.clock import Clock
 from tests.conditions import until
 from tests.conductor.support import BLOCK, DECODE, PASSPORT, PREFILL, Conductor, chain, instance, pair, serve
 
@@ -69,6 +73,33 @@ def test_long_poll_ends_with_a_change_and_not_with_load(tmp_path: Path) -> None:
         changed = await watch
         assert changed.version > version
         assert changed.instances[0].instance.state == pb.INSTANCE_STATE_DRAINING
+
+    serve(tmp_path, scenario)
+
+
+class _JumpingClock:
+    """A clock that is ahead by a while, as after a stop of the whole process."""
+
+    def __init__(self, clock: Clock, ahead_s: float) -> None:
+        self._clock, self._ahead_s = clock, ahead_s
+
+    def now_s(self) -> float:
+        return self._clock.now_s() + self._ahead_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+
+def test_a_conductor_that_was_stopped_takes_no_instance_for_silent(tmp_path: Path) -> None:
+    """It looks before it reads the reports that wait for it; a request that is sent meanwhile is planned."""
+
+    async def scenario(c: Conductor) -> None:
+        await c.register(*pair())
+        state = c.service.state
+        state.clock = _JumpingClock(state.clock, 300.0)  # longer than the lease
+        await expire.run_once(state)
+        assert [one.state for one in state.core.registry] == [InstanceState.READY] * 2
+        assert (await c.schedule("r1", chain("a", 4))).admitted
 
     serve(tmp_path, scenario)
 

@@ -83,6 +83,20 @@ def test_silence_makes_suspect_then_forgotten() -> None:
     book.check()
 
 
+def test_time_in_which_the_conductor_was_stopped_is_no_silence() -> None:
+    book = registry()
+    one, _ = book.register(INFO, InstanceState.READY, 0.0)
+    silent, _ = book.register(replace(INFO, instance_id="b"), InstanceState.READY, -5.0)
+    assert book.expire(1.0) == []
+    assert (one.state, silent.state) == (InstanceState.READY, InstanceState.SUSPECT)
+    book.unheard(20.0)
+    assert book.expire(21.0) == []
+    assert (one.state, silent.state) == (InstanceState.READY, InstanceState.SUSPECT)
+    assert book.expire(22.5) == []
+    assert one.state == InstanceState.SUSPECT, "it says nothing now either"
+    book.check()
+
+
 def test_another_incarnation_loses_its_cache_and_old_reports_are_refused() -> None:
     book = registry()
     one, _ = book.register(INFO, InstanceState.READY, 0.0)

@@ -21,7 +21,7 @@ from mooncache.chaos.core.containers import ContainerPart
 from mooncache.chaos.core.records import PoolTally
 from mooncache.chaos.shell.docker_command import CALL_S, refusal
 from mooncache.chaos.shell.pool_load import HUNG_S, PoolLoad
-from mooncache.errors import ConfigInvalid
+from mooncache.errors import ProtocolError
 
 _MODULE: Final = "mooncache.chaos.shell.container_load"
 _START_S: Final = 90.0
@@ -80,8 +80,7 @@ class ContainerLoad:
     def end(self) -> None:
         """Stop; what it saw is in the tally. One that does not end counts as hanging.
 
-        Raises:
-            ConfigInvalid: it ended by itself, for example because it was killed.
+        One that ended by itself, for example because it was killed, has read nothing; its last words are an error.
         """
         if self._process is None:
             return
@@ -96,13 +95,9 @@ class ContainerLoad:
             said = self._words_said()
             self._said.close()
         try:
-            found = json.loads(printed)
-            seen = PoolTally(**{**found, "errors": Counter(found["errors"])})
-        except (ValueError, TypeError, KeyError):
-            text = said.decode(errors="replace").strip()[-300:]
-            raise ConfigInvalid(f"The pool's client ended without its figures: {text}") from None
-        for field in dataclasses.fields(seen):
-            setattr(self._tally, field.name, getattr(seen, field.name))
+            read_tally(printed, self._tally)
+        except ProtocolError as error:
+            self._tally.errors[f"{error.message} {said.decode(errors='replace').strip()[-300:]}"] += 1
 
     def _words_said(self) -> bytes:
         self._said.seek(0)
@@ -129,6 +124,23 @@ class ContainerLoad:
             self._process.kill()
 
 
+def tally_text(tally: PoolTally) -> str:
+    """A line for `read_tally`."""
+    fields = dataclasses.fields(tally)  # not `asdict`, which makes pairs of a Counter's keys
+    return json.dumps({field.name: getattr(tally, field.name) for field in fields}) + "\n"
+
+
+def read_tally(text: bytes, into: PoolTally) -> None:
+    """Set all fields. Raises ProtocolError: it is no line of `tally_text`."""
+    try:
+        found = json.loads(text)
+        seen = PoolTally(**{**found, "errors": Counter(found["errors"])})
+    except (ValueError, TypeError, KeyError):
+        raise ProtocolError("The pool's client ended without its figures.") from None
+    for field in dataclasses.fields(seen):
+        setattr(into, field.name, getattr(seen, field.name))
+
+
 def main() -> None:
     """In the container: work until standard input ends, then print the tally as JSON."""
     tally = PoolTally()
@@ -138,7 +150,7 @@ def main() -> None:
     sys.stdout.flush()
     sys.stdin.buffer.read()
     work.end()
-    sys.stdout.write(json.dumps(dataclasses.asdict(tally)) + "\n")
+    sys.stdout.write(tally_text(tally))
 
 
 if __name__ == "__main__":

@@ -294,6 +294,12 @@ class Registry:
             self._heard(instance, now_s)
             self._update_state(instance, now_s)
 
+    def unheard(self, seconds: float) -> None:
+        """This process did not run for so long: what was not heard meanwhile is no silence of theirs."""
+        for instance in self._instances.values():
+            instance.suspect_at_s += seconds
+            instance.gone_at_s += seconds
+
     def expire(self, now_s: float) -> list[Instance]:
         """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
         for instance in self._instances.values():
