@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +14,7 @@ from mooncache.gateway.core.report_queue import (
     AGAIN_MAX_S,
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
+    LINGER_S,
     Loss,
     ReportQueue,
     WaitingReport,
@@ -104,6 +107,26 @@ def test_a_report_that_is_refused_is_found_and_dropped_alone() -> None:
             queue.acknowledged()
     assert dropped == 1
     assert taken == [str(n) for n in range(10) if n != 7]
+
+
+def test_ends_wait_a_moment_for_what_goes_with_them() -> None:
+    def lingering(name: str, made_s: float) -> WaitingReport[str]:
+        return replace(report(name), made_s=made_s, lingers=True)
+
+    queue = queue_of()
+    assert queue.due_in_s(1.0) is None
+    queue.add(lingering("a", 1.0))
+    queue.add(lingering("b", 1.5))
+    assert queue.due_in_s(1.0) == pytest.approx(LINGER_S), "the oldest one counts"
+    assert queue.due_in_s(1.0 + LINGER_S) == 0.0
+    queue.add(report("c", is_end=False))
+    assert queue.due_in_s(1.0) == 0.0
+    queue.check()
+    assert names(queue) == ["a", "b", "c"], "in one batch"
+    queue.acknowledged()
+    queue.check()
+    many = queue_of(*(lingering(str(n), 1.0) for n in range(BATCH_COUNT_MAX)))
+    assert many.due_in_s(1.0) == 0.0, "a full batch waits for nothing"
 
 
 def test_ends_that_wait_are_known() -> None:

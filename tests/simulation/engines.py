@@ -274,7 +274,7 @@ class Answer:
 class _Adapter:
     """The kind of engine, as far as registrations name it."""
 
-    name, max_sequences = "test", 64
+    name, max_sequences, orders_by_priority = "test", 64, True
 
 
 class SimWorker:

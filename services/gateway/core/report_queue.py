@@ -4,6 +4,9 @@ A report leaves the queue when the conductor that leads has taken it in, so an o
 there are too many, those that tell of no end go first: the conductor counts a request on until it hears of its end, and
 an end says all that is needed for that. What is refused is sent again in halves, so that one wrong report is found
 and dropped alone.
+
+A call costs many times a report. A request that ended well may wait for others that go with it: no decision waits for
+that, and the conductor learns from it how long ago it was.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ BATCH_COUNT_MAX: Final = 64
 BATCH_BYTES_MAX: Final = 1 << 20  # a batch ends with the report that passes it
 AGAIN_FIRST_S: Final = 0.1
 AGAIN_MAX_S: Final = 2.0
+LINGER_S: Final = 0.02  # of a report that may wait for others
 
 Report = TypeVar("Report")
 
@@ -42,7 +46,7 @@ NO_LOSS: Final = Loss()
 
 @dataclass(frozen=True, slots=True)
 class WaitingReport(Generic[Report]):
-    """One report. `made_s`: when it was made."""
+    """One report. `made_s`: when it was made; `lingers`: it may wait for others."""
 
     report: Report
     decision_id: str
@@ -50,6 +54,7 @@ class WaitingReport(Generic[Report]):
     is_end: bool
     size_bytes: int
     made_s: float
+    lingers: bool = False
 
 
 class ReportQueue(Generic[Report]):
@@ -61,6 +66,7 @@ class ReportQueue(Generic[Report]):
         self._sending = 0  # of the first ones: how many are under way
         self._batch_max = BATCH_COUNT_MAX
         self._progress = 0  # how many tell of no end
+        self._urgent = 0  # how many wait for no others
         self._has_lost = False
         self._backoff = Backoff(rng, AGAIN_FIRST_S, AGAIN_MAX_S)
         self.size_bytes = 0
@@ -80,6 +86,14 @@ class ReportQueue(Generic[Report]):
             self._forget(self._waiting[self._sending])
             del self._waiting[self._sending]  # the conductor forgets the oldest first by itself
         return self._lost(before - len(self._waiting))
+
+    def due_in_s(self, now_s: float) -> float | None:
+        """How long the next batch may wait for more reports; None: there is none."""
+        if not self._waiting:
+            return None
+        if self._urgent or len(self._waiting) >= self._batch_max:
+            return 0.0
+        return max(0.0, self._waiting[0].made_s + LINGER_S - now_s)
 
     def batch(self) -> list[WaitingReport[Report]]:
         """The next reports to send, in their order; none while nothing waits. They stay here."""
@@ -122,6 +136,7 @@ class ReportQueue(Generic[Report]):
         """Raise AssertionError when an invariant is broken."""
         assert self.size_bytes == sum(waiting.size_bytes for waiting in self._waiting), "bytes are wrong"
         assert self._progress == sum(not waiting.is_end for waiting in self._waiting), "kinds are wrong"
+        assert self._urgent == sum(not waiting.lingers for waiting in self._waiting), "kinds are wrong"
         assert 0 <= self._sending <= len(self._waiting), "more are under way than there are"
 
     def _is_full(self) -> bool:
@@ -131,16 +146,18 @@ class ReportQueue(Generic[Report]):
         self._waiting.append(waiting)
         self.size_bytes += waiting.size_bytes
         self._progress += not waiting.is_end
+        self._urgent += not waiting.lingers
 
     def _forget(self, waiting: WaitingReport[Report]) -> None:
         self.size_bytes -= waiting.size_bytes
         self._progress -= not waiting.is_end
+        self._urgent -= not waiting.lingers
 
     def _drop_progress(self) -> None:
         """Drop all that tell of no end and are not under way: room for many, so that it is not done for each."""
         kept = list(self._waiting)
         self._waiting.clear()
-        self.size_bytes = self._progress = 0
+        self.size_bytes = self._progress = self._urgent = 0
         for at, waiting in enumerate(kept):
             if at < self._sending or waiting.is_end:
                 self._append(waiting)

@@ -1,7 +1,8 @@
 """Reports of requests on their way to the conductor: kept and sent again until the one that leads has taken them in.
 
 Two lanes, so that one slow call does not hold up all; those of one decision share a lane and keep their order. All that
-wait in a lane go in one call. A repeat does no harm at the conductor: it knows a report by its decision and number.
+wait in a lane go in one call, and good ends go with what comes within a moment. A repeat does no harm at the conductor:
+it knows a report by its decision and number.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.runtime.clock import Clock
 from mooncache.runtime.logs import Event, get_logger
 from mooncache.runtime.plain_structlog import structlog
+from mooncache.runtime.tasks import wait_for_event
 
 if TYPE_CHECKING:
     import random
@@ -66,6 +68,7 @@ class ReportLanes:
             report.phase in ENDS,
             report.ByteSize(),
             self._clock.now_s(),
+            lingers=report.phase == pb.REQUEST_PHASE_FINISHED,
         )
         self._note(self._queues[lane].add(waiting), "too many reports wait")
         self._filled[lane].set()
@@ -78,11 +81,15 @@ class ReportLanes:
         """Send the reports of one lane until cancelled."""
         queue, filled = self._queues[lane], self._filled[lane]
         while True:
-            batch = queue.batch()
-            if not batch:
-                filled.clear()
+            filled.clear()
+            due_s = queue.due_in_s(self._clock.now_s())
+            if due_s is None:
                 await filled.wait()
                 continue
+            if due_s:
+                await wait_for_event(filled, due_s)
+                continue
+            batch = queue.batch()
             wait_s = await self._send(queue, batch)
             self._stats.updates_waiting.set(len(self))
             if wait_s:
