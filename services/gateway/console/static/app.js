@@ -60,7 +60,9 @@ function show() {
   const there = pages();
   const found = there.find(([each]) => each === (PARENTS[name] ?? name)) ?? there[0];
   document.title = `${found[1]} – Mooncache console`;
+  const focused = nav.contains(document.activeElement);
   put(nav, there.map(([each, title], at) => el("a", { href: `#/${each}`, "aria-current": each === found[0] ? "page" : null, title: `${title} (${at + 1})` }, title)));
+  if (focused) nav.querySelector("[aria-current]").focus(); // whoever came here by Tab goes on from here
   main.scrollTop = 0;
   page = opened(found[2], session.tenant ? "" : name, decoded(argument ?? ""));
   if (!page.topic) return;
