@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+import mooncache
 from mooncache.accounts.core.api_key import KeyScope
 from mooncache.accounts.key_store import create_key
 from mooncache.bench.operate.browser import BrowserPage, browsing, find_browser
@@ -113,10 +114,13 @@ async def test_pages_of_the_pool(
         hot, now_s = found.conductor.service.state.hot, found.conductor.service.state.clock.now_s()
         for name in ("a", "b"):
             hot.use("m", chain(name, 9, parent="root", shared=2), 9, BLOCK, now_s, ("host-1",), "alice")
+        with mooncache.connect(**pool.client_settings(), tenant="alice") as client:
+            client.put(b"a" * 32, b"kv" * 100_000)
         await enter(page, found.gateway.url, found.gateway.token.text)
         await page.until("!document.querySelector('#nav').hidden")
         look = Look(page, await Axe.loaded(page), tmp_path)
-        await look.go("pool", "td button.act")
+        await look.go("overview", "[aria-label=Incidents]")
+        await look.go("pool", "[aria-label='Tenants in the pool'] td .meter")
         await page.value("document.querySelector('td button.act').click()")
         await look.at("drain")
         await page.press("Escape")
@@ -126,18 +130,24 @@ async def test_pages_of_the_pool(
         assert not page.complaints
 
 
+async def load_again(page: BrowserPage) -> None:
+    """A new document, in which Tab begins at the top."""
+    await page.value("(() => { window.old = true; location.reload(); })()")
+    await page.until("!window.old && document.querySelector('.tile .value') !== null")
+
+
 async def test_the_keyboard_alone(page: BrowserPage, tmp_path: Path) -> None:
     async with served(tmp_path / "state") as (bench, answers):
         fill(bench, answers)
         await enter(page, bench.url, bench.gateway.token.text)
         await page.until("document.querySelector('.tile .value') !== null")
         here = "document.activeElement"
-        await page.value(f"{here}.blur()")
+        await load_again(page)
         await page.press("Tab")
         assert await page.value(f"{here}.className") == "skip"
         await page.press("Enter")
         assert await page.value(f"{here}.id") == "main"
-        await page.value(f"{here}.blur(); getSelection().setPosition(document.body, 0)")
+        await load_again(page)
         seen: list[str] = []
         while "Requests" not in seen and len(seen) < 8:
             await page.press("Tab")
