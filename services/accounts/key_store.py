@@ -6,14 +6,24 @@ Keys that have ended stay for a while, so that a list says what became of them.
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from mooncache.accounts.core.api_key import ApiKeyRecord, is_key_id, scopes_of
+from mooncache.accounts.core.api_key import (
+    ID_BYTES,
+    SECRET_BYTES,
+    ApiKeyRecord,
+    KeyScope,
+    digest_of,
+    is_key_id,
+    key_text,
+    scopes_of,
+)
 from mooncache.accounts.core.copying import KeyCopies, keys_to_copy
 from mooncache.accounts.database import AccountsPlace, AccountStore, exists, stamp_of
 from mooncache.accounts.database_format import AccountStamp, DatabaseFormat
@@ -22,6 +32,7 @@ from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded, NotF
 FILE_NAME: Final = "keys.sqlite"
 KEYS_MAX: Final = 100_000
 TENANT_KEYS_MAX: Final = 1_000
+TENANTS_LISTED_MAX: Final = 10_000
 ENDED_KEPT_S: Final = 400 * 86_400
 _FORMAT: Final = DatabaseFormat(
     what="The file of API keys",
@@ -119,11 +130,105 @@ class KeyStore(AccountStore):
             raise ConfigInvalid(f"{self.name} has more than {KEYS_MAX} keys.")
         return {found.key_id: found for found in map(self._record, rows)}
 
+    def of_tenant(self, tenant: str) -> list[ApiKeyRecord]:
+        """Every key of a tenant, the newest first. Raises ConfigInvalid for a row that is no key."""
+        rows = self._database.ask(
+            f"SELECT {_COLUMNS} FROM api_key WHERE tenant = ? ORDER BY created_s DESC, id LIMIT ?",  # noqa: S608
+            (tenant, TENANT_KEYS_MAX),
+        )
+        return [self._record(row) for row in rows]
+
+    def valid_counts(self, now_s: int) -> dict[str, int]:
+        """How many keys of each tenant are valid; the first `TENANTS_LISTED_MAX` tenants by name."""
+        rows = self._database.ask(
+            "SELECT tenant, sum(CASE WHEN revoked_s = 0 AND (expires_s = 0 OR expires_s > ?) THEN 1 ELSE 0 END) "
+            "FROM api_key GROUP BY tenant ORDER BY tenant LIMIT ?",
+            (now_s, TENANTS_LISTED_MAX),
+        )
+        return {str(tenant): int(count) for tenant, count in rows}
+
     def _record(self, row: tuple[object, ...]) -> ApiKeyRecord:
         try:
             return _record(row)
         except (InvalidArgument, msgspec.ValidationError) as error:
             raise ConfigInvalid(f"{self.name} has a row that is no key: {error}") from None
+
+
+class NewKey(NamedTuple):
+    """A key that was made. Its text is shown once and not kept."""
+
+    text: str
+    record: ApiKeyRecord
+
+
+def create_key(
+    place: AccountsPlace,
+    tenant: str,
+    scopes: Iterable[KeyScope],
+    *,
+    created_s: int,
+    created_by: str,
+    expires_s: int = 0,
+    name: str = "",
+    requests_per_minute: float = 0,
+    tokens_per_minute: float = 0,
+) -> NewKey:
+    """Make a key of a tenant and keep its hash. Times are Unix seconds; an end of 0 is none.
+
+    Raises InvalidArgument, LimitExceeded, ConfigInvalid, AccountsUnavailable.
+    """
+    if expires_s and expires_s <= created_s:
+        raise InvalidArgument("The end of a key has to be in the future.")
+    id_bytes = secrets.token_bytes(ID_BYTES)
+    text = key_text(id_bytes, secrets.token_bytes(SECRET_BYTES))
+    record = ApiKeyRecord(
+        key_id=id_bytes.hex(),
+        tenant=tenant,
+        scopes=frozenset(scopes),
+        digest=digest_of(text),
+        created_s=created_s,
+        name=name,
+        expires_s=expires_s,
+        requests_per_minute=requests_per_minute,
+        tokens_per_minute=tokens_per_minute,
+        created_by=created_by,
+    )
+    record.check()
+    with KeyStore(place, create=True) as store:
+        store.add(record)
+    return NewKey(text, record)
+
+
+def revoke_key(place: AccountsPlace, key_id: str, now_s: int) -> ApiKeyRecord:
+    """End a key now. Raises InvalidArgument, NotFound, ConfigInvalid, AccountsUnavailable."""
+    if not has_keys(place):
+        raise NotFound(f"There are no keys in {place}; `mooncache key create` makes one.")
+    with KeyStore(place) as store:
+        return store.revoke(key_id, now_s)
+
+
+def every_key(place: AccountsPlace) -> dict[str, ApiKeyRecord]:
+    """Every key of a place by its id, those that have ended too. Raises ConfigInvalid, AccountsUnavailable."""
+    if not has_keys(place):
+        return {}
+    with KeyStore(place) as store:
+        return store.all()
+
+
+def keys_of_tenant(place: AccountsPlace, tenant: str) -> list[ApiKeyRecord]:
+    """Every key of a tenant, the newest first. Raises ConfigInvalid, AccountsUnavailable."""
+    if not has_keys(place):
+        return []
+    with KeyStore(place) as store:
+        return store.of_tenant(tenant)
+
+
+def valid_key_counts(place: AccountsPlace, now_s: int) -> dict[str, int]:
+    """How many keys of each tenant are valid. Raises ConfigInvalid, AccountsUnavailable."""
+    if not has_keys(place):
+        return {}
+    with KeyStore(place) as store:
+        return store.valid_counts(now_s)
 
 
 def has_keys(place: AccountsPlace) -> bool:

@@ -6,7 +6,7 @@ A tenant's limits have the key "". Whoever has a row has all limits of it; a row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Final
 
 import msgspec
@@ -94,6 +94,26 @@ class LimitStore(AccountStore):
         except (InvalidArgument, msgspec.ValidationError) as error:
             raise ConfigInvalid(f"{self.name} has a row that is no limits: {error}") from None
         return (tenant, key_id), limits
+
+
+def change_limits(place: AccountsPlace, tenant: str, key_id: str, given: Mapping[str, float]) -> HolderLimits:
+    """Change the limits that are named, of a tenant (`key_id` "") or a key; all that it has then.
+
+    Raises InvalidArgument, LimitExceeded, ConfigInvalid, AccountsUnavailable.
+    """
+    with LimitStore(place, create=True) as store:
+        known = store.all().get((tenant, key_id), HolderLimits())
+        limits = replace(known, **given)  # type: ignore[arg-type]
+        store.set(tenant, key_id, limits)
+    return limits
+
+
+def all_limits(place: AccountsPlace) -> dict[LimitHolder, HolderLimits]:
+    """What was set, by tenant and key; nothing where none was. Raises ConfigInvalid, AccountsUnavailable."""
+    if not has_limits(place):
+        return {}
+    with LimitStore(place) as store:
+        return store.all()
 
 
 def has_limits(place: AccountsPlace) -> bool:

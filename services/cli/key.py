@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -18,16 +18,12 @@ from mooncache.cli.request_limits import (
     UNCHANGED,
     RequestLimitOptions,
     limits_text,
-    request_limits,
-    set_request_limits,
 )
 from mooncache.errors import InvalidArgument, NotFound
 from mooncache.reporting.output import EXIT_OK, console, error_console, print_json, print_table
 
 if TYPE_CHECKING:
     from mooncache.accounts.core.api_key import ApiKeyRecord
-    from mooncache.accounts.database import AccountsPlace
-    from mooncache.accounts.key_store import KeyStore
 
 _INFERENCE = (KeyScope.INFERENCE,)
 
@@ -62,32 +58,25 @@ def create(
 
         mooncache key create --tenant team-a --scope inference --scope batches > team-a.key && chmod 600 team-a.key
     """
-    import secrets
-
-    from mooncache.accounts.core.api_key import ID_BYTES, SECRET_BYTES, ApiKeyRecord, digest_of, key_text
-    from mooncache.accounts.key_store import KeyStore
+    from mooncache.accounts.key_store import create_key
 
     now_s = int(time.time())
-    id_bytes = secrets.token_bytes(ID_BYTES)
-    text = key_text(id_bytes, secrets.token_bytes(SECRET_BYTES))
-    record = ApiKeyRecord(
-        key_id=id_bytes.hex(),
-        tenant=tenant,
-        scopes=frozenset(scope),
-        digest=digest_of(text),
-        created_s=now_s,
-        name=name,
-        expires_s=_end_s(expires, now_s),
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        created_by=operator(),
-    )
-    record.check()
-    with accounts.opened() as place, KeyStore(place, create=True) as store:
-        store.add(record)
+    expires_s = _end_s(expires, now_s)
+    with accounts.opened() as place:
+        text, record = create_key(
+            place,
+            tenant,
+            scope,
+            created_s=now_s,
+            created_by=operator(),
+            expires_s=expires_s,
+            name=name,
+            requests_per_minute=requests_per_minute,
+            tokens_per_minute=tokens_per_minute,
+        )
     note(key_id=record.key_id, tenant=tenant)
     if json:
-        print_json({"key": text, **_described(record, now_s)})
+        print_json({"key": text, **record.described(now_s)})
         return EXIT_OK
     console.print(text, markup=False, soft_wrap=True)
     until = f"until {_moment(record.expires_s)}" if record.expires_s else "without an end"
@@ -118,12 +107,14 @@ def ls(
         mooncache key ls --tenant team-a --all
     """
     from mooncache.accounts.core.request_limits import HolderLimits
+    from mooncache.accounts.key_store import every_key
+    from mooncache.accounts.limit_store import all_limits
 
     now_s = int(time.time())
     with accounts.opened() as place:
-        records, limits = _all(place), request_limits(place)
+        records, limits = every_key(place), all_limits(place)
     found = [
-        _described(record, now_s)
+        record.described(now_s)
         | {"requests": asdict(limits.get((record.tenant, record.key_id), HolderLimits()))}
         for record in records.values()
         if (not tenant or record.tenant == tenant) and (all_keys or not _has_ended(record, now_s))
@@ -165,15 +156,18 @@ def limit(
 
         mooncache key limit 3f0c9a5be21d7748 --requests-per-minute 60 --tokens-under-way 20000
     """
+    from mooncache.accounts.key_store import every_key
+    from mooncache.accounts.limit_store import change_limits
+
     given = limits.given()
     if not given:
         raise InvalidArgument(f"Name at least one of {', '.join(REQUEST_OPTIONS)}.")
     with accounts.opened() as place:
-        found = _all(place).get(key_id)
+        found = every_key(place).get(key_id)
         if found is None:
             raise NotFound(f"There is no key {key_id[:80]} in {place}; `mooncache key ls` lists them.")
         note(tenant=found.tenant)
-        document = asdict(set_request_limits(place, found.tenant, key_id, given))
+        document = asdict(change_limits(place, found.tenant, key_id, given))
     if json:
         print_json({"id": key_id, "tenant": found.tenant, "requests": document})
     else:
@@ -195,54 +189,22 @@ def revoke(
 
         mooncache key revoke 3f0c9a5be21d7748
     """
+    from mooncache.accounts.key_store import revoke_key
+
     now_s = int(time.time())
-    with accounts.opened() as place, _store(place) as store:
-        record = store.revoke(key_id, now_s)
+    with accounts.opened() as place:
+        record = revoke_key(place, key_id, now_s)
     note(tenant=record.tenant)
     if json:
-        print_json(_described(record, now_s))
+        print_json(record.described(now_s))
     else:
         text = f"{record.key_id} of {record.tenant} was revoked at {_moment(record.revoked_s)} UTC"
         console.print(text, markup=False, highlight=False)
     return EXIT_OK
 
 
-def _store(place: AccountsPlace) -> KeyStore:
-    """Raises NotFound where there are no keys at all."""
-    from mooncache.accounts.key_store import KeyStore, has_keys
-
-    if not has_keys(place):
-        raise NotFound(f"There are no keys in {place}; `mooncache key create` makes one.")
-    return KeyStore(place)
-
-
-def _all(place: AccountsPlace) -> dict[str, ApiKeyRecord]:
-    from mooncache.accounts.key_store import has_keys
-
-    if not has_keys(place):
-        return {}
-    with _store(place) as store:
-        return store.all()
-
-
 def _has_ended(record: ApiKeyRecord, now_s: int) -> bool:
     return bool(record.end_s) and record.end_s <= now_s
-
-
-def _described(record: ApiKeyRecord, now_s: int) -> dict[str, Any]:
-    return {
-        "id": record.key_id,
-        "tenant": record.tenant,
-        "name": record.name,
-        "scopes": sorted(record.scopes),
-        "state": record.state(now_s),
-        "created_unix_s": record.created_s,
-        "created_by": record.created_by,
-        "expires_unix_s": record.expires_s,
-        "revoked_unix_s": record.revoked_s,
-        "requests_per_minute": record.requests_per_minute,
-        "tokens_per_minute": record.tokens_per_minute,
-    }
 
 
 def _end_s(text: str, now_s: int) -> int:

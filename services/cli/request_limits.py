@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Final
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Final
 
 from cyclopts import Group, Parameter
-
-if TYPE_CHECKING:
-    from mooncache.accounts.core.request_limits import HolderLimits
-    from mooncache.accounts.database import AccountsPlace
 
 _REQUESTS: Final = Group("Limits on requests, over all gateways")
 
@@ -54,30 +50,6 @@ class RequestLimitOptions:
 
 UNCHANGED: Final = RequestLimitOptions()
 REQUEST_OPTIONS: Final = tuple(f"--{each.name.replace('_', '-')}" for each in fields(RequestLimitOptions))
-
-
-def set_request_limits(
-    place: AccountsPlace, tenant: str, key_id: str, given: Mapping[str, float]
-) -> HolderLimits:
-    """Change what was named, and keep it. Raises InvalidArgument, LimitExceeded, ConfigInvalid, AccountsUnavailable."""
-    from mooncache.accounts.core.request_limits import HolderLimits
-    from mooncache.accounts.limit_store import LimitStore
-
-    with LimitStore(place, create=True) as store:
-        known = store.all().get((tenant, key_id), HolderLimits())
-        limits = replace(known, **given)  # type: ignore[arg-type]
-        store.set(tenant, key_id, limits)
-    return limits
-
-
-def request_limits(place: AccountsPlace) -> dict[tuple[str, str], HolderLimits]:
-    """What was set here, by tenant and key ("" for a tenant's own); nothing where none was. Raises ConfigInvalid."""
-    from mooncache.accounts.limit_store import LimitStore, has_limits
-
-    if not has_limits(place):
-        return {}
-    with LimitStore(place) as store:
-        return store.all()
 
 
 def limits_text(limits: Mapping[str, float]) -> str:

@@ -19,7 +19,6 @@ from mooncache.cli.request_limits import (
     UNCHANGED,
     RequestLimitOptions,
     limits_text,
-    set_request_limits,
 )
 from mooncache.errors import OK, InvalidArgument, error_for
 from mooncache.reporting.output import EXIT_MISS, EXIT_OK, console, human_bytes, print_json, print_table
@@ -264,8 +263,10 @@ def _set_all(
         document |= {"version": version, "node_ids": nodes, **asdict(limits)}
         lines.append(f"{limits_text(asdict(limits))}; in force on {', '.join(nodes) or 'no node yet'}")
     if changed := requests.given():
+        from mooncache.accounts.limit_store import change_limits
+
         with Accounts(accounts_dir, where.state_dir).opened() as place:
-            document["requests"] = of_requests = asdict(set_request_limits(place, name, "", changed))
+            document["requests"] = of_requests = asdict(change_limits(place, name, "", changed))
         lines.append(f"{limits_text(of_requests)} over all gateways; in force here within two seconds")
     return document, lines
 

@@ -115,7 +115,7 @@ class GatewaySection(Section):
     console: bool = True
     """Serve the console, a page for operators, at /console; it asks for the cluster token or a key that opens it."""
     console_acts: bool = True
-    """Whether who signs in to the console with the cluster token may also drain and take back, and change roles."""
+    """Whether who signs in to the console with the cluster token may also drain, set roles, and make tenants' keys."""
     price_file: OptionalPath = None
     """Price book (TOML, `mooncache cost prices` prints one) for money in the console; empty: no money is shown."""
     model_folders: Words = ()

@@ -41,6 +41,8 @@ from mooncache.gateway.endpoints import (
     console_configuration,
     console_decision,
     console_doctor,
+    console_keys,
+    console_limits,
     console_live,
     console_page,
     console_session,
@@ -173,6 +175,9 @@ def _console_endpoints(state: GatewayState) -> list[tuple[str, Endpoint]]:
         ("/console/configuration", "console_configuration", console_configuration.handle, READ_METHODS),
         ("/console/decision", "console_decision", console_decision.handle, READ_METHODS),
         ("/console/doctor", "console_doctor", console_doctor.handle, _LIST),
+        ("/console/keys", "console_keys", console_keys.handle, _LIST),
+        ("/console/keys/{key_id}", "console_keys", console_keys.handle_one, ("DELETE",)),
+        ("/console/limits", "console_limits", console_limits.handle, ("PUT",)),
     )
     return [
         (path, Endpoint(state, name, handle, methods=methods, access=Access.OPEN, answer_headers=HEADERS))

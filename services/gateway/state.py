@@ -59,6 +59,7 @@ class GatewayState:
     console: Console | None = None  # None without gateway.console
     meter: UsageMeter | None = None  # None without gateway.usage_enabled
     spending: SpendingKeeper | None = None  # None without gateway.price_file
+    key_look: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while keys are read again
     accounts_lost: bool = False  # that the database of accounts is away was noted
     unpriced_noted: bool = False  # that budgets limit nothing without it
     recent: RecentRequests = field(default_factory=RecentRequests)

@@ -33,8 +33,8 @@ def test_the_console() -> None:
     report = run(tiny, lambda _: None, ("console",))
     assert [row.bar is not None for row in report.rows][-2:] == [True, False]
     if find_browser() is not None:
-        assert [row.bar is not None for row in report.rows] == [True, True, False, True, False]
-        assert all(row.value > 0 for row in report.rows[:3])
+        assert [row.bar is not None for row in report.rows] == [True, True, False, True, False, True, False]
+        assert all(row.value > 0 for row in report.rows[:5])
 
 
 @pytest.mark.slow

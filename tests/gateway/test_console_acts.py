@@ -25,6 +25,7 @@ from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.config import load
 from mooncache.errors import ConductorUnavailable, InvalidArgument
+from mooncache.gateway.console import collector as collecting
 from mooncache.gateway.console.messages import act_request
 from mooncache.gateway.console.viewers import Topic
 from mooncache.gateway.core.console_acts import ConsoleAct, parse
@@ -262,6 +263,55 @@ async def test_hot_prefixes(pool: EmbeddedCluster, tmp_path: Path, http: aiohttp
         ("prefix evict", ["1"], "NOT_FOUND"),
     ]
     assert entries[0].details["said"] == "2 of 2 blocks are pinned for an hour."
+
+
+async def test_what_moves_and_who_holds_it(
+    pool: EmbeddedCluster, tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "_TENANTS_S", 0.0)
+    bob = {**pool.client_settings(), "tenant": "bob"}
+    with mooncache.connect(**pool.client_settings()) as client, mooncache.connect(**bob) as other:
+        async with scene(pool, tmp_path, http) as found:
+            await found.conductor.report(
+                "e", load=pb.InstanceLoad(pool_hit_tokens_total=10, output_tokens_total=5)
+            )
+            before = (await found.page(Topic.POOL))["flows"]
+            load = pb.InstanceLoad(pool_hit_tokens_total=110, output_tokens_total=55)
+            await found.conductor.report("e", load=load)
+            client.put_many([bytes([9, at]) * 16 for at in range(4)], [b"kv" * 50_000] * 4).raise_for_errors()
+            other.put(b"b" * 32, b"kv" * 10_000)
+            assert client.get(bytes([9, 0]) * 16) is not None
+            page = await found.page(Topic.POOL)
+    assert all(each["bytes_per_s"] is None for each in before)
+    rates = {each["what"]: each["bytes_per_s"] for each in page["flows"]}
+    assert rates["blocks stored"] > rates["blocks read"] > 0
+    (generated,) = (each["tokens_per_s"] for each in page["flows"] if each["what"] == "tokens generated")
+    assert rates["blocks loaded"] == pytest.approx(
+        generated * 2 * 1024
+    )  # 100 tokens of 1,024 bytes, 50 generated
+    assert sum(row["stored_per_s"] for row in page["nodes"]) == pytest.approx(rates["blocks stored"])
+    held = dict.fromkeys(page["tenants"]["tenants"], 0)
+    for _, at, memory, _ in page["tenants"]["cells"]:
+        held[page["tenants"]["tenants"][at]] += memory
+    assert held["bob"] >= 20_000 and max(held.values()) >= 400_000
+
+
+async def test_incidents_of_a_conductor_that_went_and_came(
+    pool: EmbeddedCluster, tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def gone(*_: Any) -> Any:
+        raise ConductorUnavailable("The conductor does not answer.")
+
+    async with scene(pool, tmp_path, http) as found:
+        assert (await found.page(Topic.OVERVIEW))["incidents"] == []
+        with monkeypatch.context() as patched:
+            patched.setattr(ConductorLink, "call", gone)
+            (first,) = (await found.page(Topic.OVERVIEW))["incidents"]
+            assert (first["kind"], first["name"], first["until_s"]) == ("service", "conductor", None)
+        page = await found.page(Topic.OVERVIEW)
+    (ended,) = page["incidents"]  # it was asked three questions, and was one trouble
+    assert (ended["name"], ended["since_s"]) == ("conductor", first["since_s"])
+    assert ended["since_s"] <= ended["until_s"] <= page["at_s"]
 
 
 async def test_who_may_not(pool: EmbeddedCluster, tmp_path: Path, http: aiohttp.ClientSession) -> None:

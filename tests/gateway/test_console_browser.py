@@ -16,7 +16,7 @@ from mooncache.bench.operate.browser import BrowserPage, browsing, find_browser
 from mooncache.gateway.core.recent_requests import RecentRequest
 from mooncache.prices.example import prices_toml
 from tests.gateway.stand_in import Bench
-from tests.gateway.test_console import HOSTILE, served
+from tests.gateway.test_console import HOSTILE, Answers, served
 
 CANDIDATE = {
     "instance_id": HOSTILE,
@@ -46,23 +46,28 @@ async def enter(page: BrowserPage, url: str, key: str) -> None:
     await page.press("Enter")
 
 
+def fill(bench: Bench, answers: Answers) -> None:
+    """Decisions with all that a page shows of them, with hostile names where names can be hostile; one instance."""
+    now_s = bench.gateway.state.clock.wall_s()
+    for number, each in enumerate(answers.records):
+        each.update(
+            made_at_s=now_s - number, tenant=HOSTILE, model=HOSTILE, message=HOSTILE, decode_candidates=[],
+            prefill_candidates=[CANDIDATE], inline_candidates=[], candidate_count=1, earlier=[],
+            expected={"without_cache_ms": 400.0, "ttft_ms": 100.0, "tbt_ms": 10.0}, expected_output_tokens=7,
+            chosen={"prefill": HOSTILE, "decode": "e", "branch": "fetch"},
+            spans=[
+                {"leg": "prefill", "instance": HOSTILE, "part": "wait", "from_ms": 0.0, "to_ms": 10.0},
+                {"leg": "prefill", "instance": HOSTILE, "part": "compute", "from_ms": 10.0, "to_ms": 110.0},
+                {"leg": "decode", "instance": "e", "part": "generate", "from_ms": 120.0, "to_ms": 9000.0},
+            ],
+            what_if={"policy": "local", "known": True, "same": False, "message": HOSTILE, "expected": None},
+        )  # fmt: skip
+    bench.conductor.set_instances([bench.engines["e"].instance(instance_id=HOSTILE)])
+
+
 async def test_every_page(page: BrowserPage, tmp_path: Path) -> None:
     async with served(tmp_path / "state") as (bench, answers):
-        now_s = bench.gateway.state.clock.wall_s()
-        for number, each in enumerate(answers.records):
-            each.update(
-                made_at_s=now_s - number, tenant=HOSTILE, model=HOSTILE, message=HOSTILE, decode_candidates=[],
-                prefill_candidates=[CANDIDATE], inline_candidates=[], candidate_count=1, earlier=[],
-                expected={"without_cache_ms": 400.0, "ttft_ms": 100.0, "tbt_ms": 10.0}, expected_output_tokens=7,
-                chosen={"prefill": HOSTILE, "decode": "e", "branch": "fetch"},
-                spans=[
-                    {"leg": "prefill", "instance": HOSTILE, "part": "wait", "from_ms": 0.0, "to_ms": 10.0},
-                    {"leg": "prefill", "instance": HOSTILE, "part": "compute", "from_ms": 10.0, "to_ms": 110.0},
-                    {"leg": "decode", "instance": "e", "part": "generate", "from_ms": 120.0, "to_ms": 9000.0},
-                ],
-                what_if={"policy": "local", "known": True, "same": False, "message": HOSTILE, "expected": None},
-            )  # fmt: skip
-        bench.conductor.set_instances([bench.engines["e"].instance(instance_id=HOSTILE)])
+        fill(bench, answers)
         await enter(page, bench.url, "mcc1." + "0" * 64)
         await page.until("document.querySelector('[role=alert]')?.textContent.includes('Incorrect API key')")
         assert await page.value("document.querySelector('#nav').hidden") is True

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from mooncache.auth import check_tenant_name
 from mooncache.errors import InvalidArgument
@@ -82,6 +82,22 @@ class ApiKeyRecord:
         if self.revoked_s and now_s >= self.revoked_s:
             return KeyState.REVOKED
         return KeyState.EXPIRED if self.expires_s and now_s >= self.expires_s else KeyState.VALID
+
+    def described(self, now_s: float) -> dict[str, Any]:
+        """All that may be shown of it, as commands and the gateway's API answer."""
+        return {
+            "id": self.key_id,
+            "tenant": self.tenant,
+            "name": self.name,
+            "scopes": sorted(self.scopes),
+            "state": self.state(now_s),
+            "created_unix_s": self.created_s,
+            "created_by": self.created_by,
+            "expires_unix_s": self.expires_s,
+            "revoked_unix_s": self.revoked_s,
+            "requests_per_minute": self.requests_per_minute,
+            "tokens_per_minute": self.tokens_per_minute,
+        }
 
     def check(self) -> None:
         """Raises InvalidArgument for what no key has."""

@@ -33,6 +33,27 @@ _VIEWERS_BYTES: Final = 50 * 1000 * 1000
 _EVENTS: Final = 3  # that each viewer takes before memory is looked at
 _LIMIT_S: Final = 120.0
 _REGISTERING: Final = 16  # calls at the same time
+_BLOCKS: Final = """
+import("/console/static/table.js").then(async ({ table }) => {
+  const { el, put } = await import("/console/static/dom.js");
+  const { bytes, count } = await import("/console/static/format.js");
+  const list = table({
+    label: "Blocks", noun: ["block", "blocks"], empty: "", key: (row) => row.id,
+    columns: [
+      { name: "block", value: (row) => row.id, cell: (row) => el("code", null, row.id) },
+      { name: "node", value: (row) => row.node },
+      { name: "tier", value: (row) => row.tier, cell: (row) => el("span", { class: "tier dram" }, row.tier) },
+      { name: "size", number: true, value: (row) => row.size, cell: (row) => bytes(row.size) },
+      { name: "reads", number: true, value: (row) => row.reads, cell: (row) => count(row.reads) },
+    ],
+  });
+  put(document.querySelector("main"), list.node);
+  list.show(Array.from({ length: %d }, (_, at) => ({
+    id: at.toString(16).padStart(16, "0"), node: `node-${at %% 7}`, tier: "DRAM", size: 1 << 20, reads: at %% 1000,
+  })));
+  return document.querySelector(".bar [role=status]").textContent;
+})
+"""
 _SCROLL: Final = """
 new Promise((done) => {
   const list = document.querySelector(".scroll.tall");
@@ -84,6 +105,13 @@ async def _browser_rows(
                 f"document.querySelector('.bar [role=status]')?.textContent.startsWith('{count}')"
             )
             frames: list[float] = await page.value(_SCROLL % (options.console_scroll_s * 1e3))
+            progress(f"scrolling through {options.console_blocks} blocks")
+            await _open(page, f"{url}#/configuration")  # a page without events
+            await page.until("document.querySelector('tbody td') !== null")
+            said = await page.value(_BLOCKS % options.console_blocks)
+            if said != f"{options.console_blocks:,} blocks":
+                raise WorkerError(f"the list of blocks shows {said!r}")
+            blocks: list[float] = await page.value(_SCROLL % (options.console_scroll_s * 1e3))
             progress("first paint")
             paints = [await _first_paint(page, f"{url}#/overview") for _ in range(options.console_paints)]
     report.add(
@@ -95,6 +123,13 @@ async def _browser_rows(
             at_least=0.98 * _FRAMES_PER_S,  # a display's 60 Hz is a little less
         ),
         bar_row("console: slowest of 100 frames", p99(frames), "ms"),
+        bar_row(
+            f"console: frames, list of {options.console_blocks} blocks",
+            1e3 * len(blocks) / sum(blocks),
+            "1/s",
+            at_least=0.98 * _FRAMES_PER_S,
+        ),
+        bar_row("console: slowest of 100 frames, blocks", p99(blocks), "ms"),
     )
 
 

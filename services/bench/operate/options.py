@@ -28,6 +28,7 @@ class OperateBenchOptions:
     metered_rounds: int = 8  # of the case metering, each on, off, off, on
     metered_requests: int = 1500
     console_rows: int = 1000  # instances that do not report: of many more the first would be forgotten
+    console_blocks: int = 10_000  # rows that no conductor has to keep
     console_viewers: int = 100
     console_paints: int = 7
     console_scroll_s: float = 5.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -26,6 +27,7 @@ PIN_S: Final = 3600
 _CALL_S: Final = 10.0
 _ATTEMPT_S: Final = 5.0
 
+Answer = TypeVar("Answer")
 log = get_logger(__name__)
 
 
@@ -36,35 +38,75 @@ class ActResult(NamedTuple):
     audited: bool
 
 
-class ConsoleActs:
-    """Over the collector's connections, which it does not own."""
+class AuditedActs:
+    """Runs what operators ask for, a few acts at a time, and keeps each in the audit log."""
 
-    def __init__(
-        self, link: ConductorLink, master: MasterLink, clock: Clock, accounts: AccountsPlace
-    ) -> None:
+    def __init__(self, clock: Clock, accounts: AccountsPlace) -> None:
         """accounts: where the audit log is."""
-        self._link, self._master, self._clock, self._accounts = link, master, clock, accounts
+        self._clock, self._accounts = clock, accounts
         self._under_way = 0
 
-    async def do(self, act: ConsoleAct, who: str) -> ActResult:
-        """Do it, and keep it.
+    async def run(
+        self, command: Sequence[str], who: str, details: dict[str, str], work: Callable[[], Awaitable[Answer]]
+    ) -> tuple[Answer, bool]:
+        """Do it, and keep it under the command that does the same; its answer, and whether the log has it.
 
-        Raises LimitExceeded, NotFound for a prefix that is read no longer, and what conductor or master answered.
+        details: what the entry says beyond the command; `work` may add to them. Raises LimitExceeded, and what `work`
+        raises.
         """
         if self._under_way >= ACTS_MAX:
             raise LimitExceeded("Too many acts are under way on this console; try again.")
         self._under_way += 1
-        result, said = "CANCELLED", ""
+        result, audited = "CANCELLED", False
         try:
-            said = await self._do(act)
+            answer = await work()
             result = DONE
         except MooncacheError as error:
             result = error.name
             raise
         finally:
             self._under_way -= 1
-            audited = await asyncio.shield(asyncio.to_thread(self._keep, act, who, result, said))
-        return ActResult(said, audited)
+            audited = await asyncio.shield(asyncio.to_thread(self._keep, command, who, result, details))
+        return answer, audited
+
+    def _keep(self, command: Sequence[str], who: str, result: str, details: dict[str, str]) -> bool:
+        what, *arguments = command
+        entry = AuditEntry(
+            unix_ms=round(self._clock.wall_s() * 1e3),
+            who=who,
+            what=what,
+            arguments=arguments,
+            result=result,
+            details={"by": "console", **details},
+        )
+        try:
+            append(self._accounts, entry)
+        except MooncacheError as error:
+            log.error(Event.CONSOLE_ACT_NOT_AUDITED, act=what, who=who, error=error.message)
+            return False
+        return True
+
+
+class ConsoleActs:
+    """Over the collector's connections, which it does not own."""
+
+    def __init__(self, link: ConductorLink, master: MasterLink, acts: AuditedActs) -> None:
+        self._link, self._master, self._acts = link, master, acts
+
+    async def do(self, act: ConsoleAct, who: str) -> ActResult:
+        """Do it, and keep it.
+
+        Raises LimitExceeded, NotFound for a prefix that is read no longer, and what conductor or master answered.
+        """
+        details: dict[str, str] = {}
+
+        async def work() -> str:
+            said = await self._do(act)
+            if said:
+                details["said"] = said
+            return said
+
+        return ActResult(*await self._acts.run(act.command, who, details, work))
 
     async def _do(self, act: ConsoleAct) -> str:
         """Do it; a sentence about what came of it, "" when there is nothing to say."""
@@ -99,20 +141,3 @@ class ConsoleActs:
 
     async def _ask_master(self, method: str, request: Message, response_class: type[Response]) -> Response:
         return await self._master.call(method, request, response_class, _CALL_S, attempt_s=_ATTEMPT_S)
-
-    def _keep(self, act: ConsoleAct, who: str, result: str, said: str) -> bool:
-        what, *arguments = act.command
-        entry = AuditEntry(
-            unix_ms=round(self._clock.wall_s() * 1e3),
-            who=who,
-            what=what,
-            arguments=arguments,
-            result=result,
-            details={"by": "console", **({"said": said} if said else {})},
-        )
-        try:
-            append(self._accounts, entry)
-        except MooncacheError as error:
-            log.error(Event.CONSOLE_ACT_NOT_AUDITED, act=what, who=who, error=error.message)
-            return False
-        return True

@@ -1,4 +1,6 @@
-"""One look after another at the cluster, for all viewers of this gateway together; none while no page is open.
+"""One look after another at the cluster, for all viewers of this gateway together.
+
+While no page is open it only asks, twice a minute, how instances and nodes are, so that a page shows what was not well.
 
 Each look asks the conductor and the master at the same time, each question with a deadline. A part that does not answer
 is missing from the look, with a sentence; the rest is shown. Large clusters are looked at less often.
@@ -23,15 +25,20 @@ from mooncache.client.master_link import MasterLink
 from mooncache.errors import ConductorUnavailable, MooncacheError
 from mooncache.gateway.console.messages import (
     conductor_view,
+    instance_counters,
     instance_rows,
     network_view,
+    node_counters,
     node_rows,
     prefix_rows,
     repair_view,
     task_rows,
+    tenant_shares,
 )
 from mooncache.gateway.console.viewers import Topic, Viewers
 from mooncache.gateway.core.console_book import DecisionBook, figures, series
+from mooncache.gateway.core.console_flows import CounterRates, flows, tenant_view
+from mooncache.gateway.core.console_incidents import SERVICE, IncidentBook
 from mooncache.gateway.core.console_money import ConsoleMoney
 from mooncache.prices.engines import engine_hours
 from mooncache.proto.v1 import conductor_pb2, master_pb2
@@ -41,6 +48,7 @@ from mooncache.runtime.clock import Clock
 LOOK_S: Final = 2.0
 _LOOK_S_PER_INSTANCE: Final = 0.005
 _LINGER_S: Final = 30.0  # a page that is loaded again finds the last look
+_WATCH_S: Final = 30.0  # between two looks without a page
 _CALL_S: Final = 2.0
 _ATTEMPT_S: Final = 1.0
 _TENANTS_S: Final = 10.0  # between two questions that the master passes on to every node
@@ -93,17 +101,39 @@ class Collector:
         self._tenants: master_pb2.ListTenantsResponse | None = None
         self._tenants_at_s = float("-inf")
         self._alone_since_s: float | None = float("-inf")  # without viewers since ever
+        self._node_rates, self._engine_rates = CounterRates(), CounterRates()
+        self._incidents = IncidentBook(clock.wall_s())
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
             if not self._viewers.wanted.is_set() and self._lingered():
                 self._viewers.forget()
-                await self._viewers.wanted.wait()
+                await self._watch_alone()
                 self._alone_since_s = None
             look = await self.look()
             self._viewers.publish(self.events(look))
             await self._clock.sleep(max(LOOK_S, len(look.instances or ()) * _LOOK_S_PER_INSTANCE))
+
+    async def _watch_alone(self) -> None:
+        """Until a page is open: see what is not well."""
+        while not self._viewers.wanted.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await self._viewers.wanted.wait()
+                return
+            look = _ClusterLook()
+            await asyncio.gather(self._instances(look), self._nodes(look))
+            self._note_incidents(look)
+
+    def _note_incidents(self, look: _ClusterLook) -> None:
+        at_s, book = self._clock.wall_s(), self._incidents
+        book.take(at_s, "instance", look.instances)
+        book.take(at_s, "node", node_rows(look.master, None) if look.master is not None else None)
+        silent = {"master" if part == "pool" else "conductor": text for part, text in look.silent.items()}
+        book.take(
+            at_s, SERVICE, [{"id": each, "state": "silent", "reason": text} for each, text in silent.items()]
+        )
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -126,6 +156,7 @@ class Collector:
             self._copies(look),
             self._prefixes(look),
         )
+        self._note_incidents(look)
         return look
 
     async def _engines_and_requests(self, look: _ClusterLook) -> None:
@@ -170,6 +201,7 @@ class Collector:
             look.silent["instances"] = error.message
             return
         look.instances = instance_rows(answer.instances)
+        self._engine_rates.take(self._clock.now_s(), instance_counters(answer.instances))
         if self._money is not None:
             for view in answer.instances:
                 if 0 < view.passport <= len(answer.passports):
@@ -204,20 +236,26 @@ class Collector:
         answer = await self._ask("ListDecisions", request, conductor_pb2.ListDecisionsResponse)
         return [record for text in answer.records_json if isinstance(record := json.loads(text), dict)]
 
-    async def _pool(self, look: _ClusterLook) -> None:
+    async def _nodes(self, look: _ClusterLook) -> None:
         try:
-            look.with_ways = self._viewers.watch(Topic.NETWORK)
             request = master_pb2.GetStatusRequest(with_latencies=look.with_ways)
             look.master = await self._ask_master("GetStatus", request, master_pb2.GetStatusResponse)
-            if self._clock.now_s() - self._tenants_at_s >= _TENANTS_S:
-                self._tenants_at_s = self._clock.now_s()
+        except MooncacheError as error:
+            look.silent["pool"] = error.message
+
+    async def _pool(self, look: _ClusterLook) -> None:
+        look.with_ways = self._viewers.watch(Topic.NETWORK)
+        await self._nodes(look)
+        now_s = self._clock.now_s()
+        if look.master is None:
+            self._tenants = None
+        elif now_s - self._tenants_at_s >= _TENANTS_S:
+            self._tenants_at_s, self._tenants = now_s, None
+            with contextlib.suppress(MooncacheError):
                 self._tenants = await self._ask_master(
                     "ListTenants", master_pb2.ListTenantsRequest(), master_pb2.ListTenantsResponse
                 )
-        except MooncacheError as error:
-            if look.master is None:
-                look.silent["pool"] = error.message
-            self._tenants = None
+                self._node_rates.take(now_s, node_counters(self._tenants))
         look.tenants = self._tenants
 
     async def _prefixes(self, look: _ClusterLook) -> None:
@@ -259,7 +297,7 @@ class Collector:
         documents: dict[Topic, dict[str, Any]] = {
             Topic.OVERVIEW: self._overview(look, nodes, now_s),
             Topic.REQUESTS: {"requests": requests, "skipped": look.skipped},
-            Topic.POOL: {"nodes": nodes, "tasks": look.tasks, "repair": look.repair},
+            Topic.POOL: self._pool_page(look, nodes),
             Topic.INSTANCES: {"instances": look.instances, "nodes": nodes},
             Topic.NETWORK: network_view(look.master) if look.master is not None and look.with_ways else {},
             Topic.PREFIXES: {
@@ -268,6 +306,20 @@ class Collector:
             },
         }
         return {topic: event_of({**head, **document}) for topic, document in documents.items()}
+
+    def _pool_page(self, look: _ClusterLook, nodes: list[dict[str, Any]] | None) -> dict[str, Any]:
+        rates = self._node_rates.rates() if look.tenants is not None else {}
+        for row in nodes or ():
+            of_node = rates.get(row["id"], {})
+            row |= {"stored_per_s": of_node.get("stored_bytes"), "read_per_s": of_node.get("hit_bytes")}
+        roles = {row["id"]: row["role"] for row in look.instances or ()}
+        return {
+            "nodes": nodes,
+            "tasks": look.tasks,
+            "repair": look.repair,
+            "tenants": tenant_view(tenant_shares(look.tenants)) if look.tenants is not None else None,
+            "flows": [each._asdict() for each in flows(rates, self._engine_rates.rates(), roles)],
+        }
 
     def _overview(
         self, look: _ClusterLook, nodes: list[dict[str, Any]] | None, now_s: float
@@ -290,6 +342,8 @@ class Collector:
             "nodes": _counts(nodes, "state"),
             "troubled_nodes": _troubled(nodes, _ACTIVE),
             "pool": _pool_sums(look.master),
+            "incidents": self._incidents.newest(),
+            "incidents_since_s": self._incidents.begun_s,
         }
 
 

@@ -11,9 +11,10 @@ from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.master_link import MasterLink, parse_targets
 from mooncache.config import Config
 from mooncache.errors import PermissionDenied, Unauthenticated
-from mooncache.gateway.console.acts import ConsoleActs
+from mooncache.gateway.console.acts import AuditedActs, ConsoleActs
 from mooncache.gateway.console.collector import Collector
 from mooncache.gateway.console.doctor import DoctorRuns
+from mooncache.gateway.console.keys import ConsoleKeys
 from mooncache.gateway.console.viewers import Viewers
 from mooncache.gateway.core import console_session
 from mooncache.gateway.core.console_money import ConsoleMoney
@@ -44,7 +45,7 @@ class Console:
         accounts: AccountsPlace,
         book: PriceBook | None = None,
     ) -> None:
-        """accounts: where the audit log is. book: prices, for money; None: none is shown."""
+        """accounts: where keys, limits and the audit log are. book: prices, for money; None: none is shown."""
         self._tokens, self._clock, self._keyring = tokens, clock, keyring
         self._secure = config.tls.enabled
         self.questions = 0  # records that are asked for now
@@ -52,7 +53,9 @@ class Console:
         link = ConductorLink(config.cluster.conductor_target, tokens, config, listen=False)
         master = _master_link(config, tokens, clock)
         self._may_act = config.gateway.console_acts
-        self.acts = ConsoleActs(link, master, clock, accounts)
+        acts = AuditedActs(clock, accounts)
+        self.acts = ConsoleActs(link, master, acts)
+        self.keys = ConsoleKeys(acts, clock, accounts)
         self.doctor = DoctorRuns(clock)
         self.collector = Collector(
             link,

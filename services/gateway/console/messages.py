@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from mooncache.client.results import BlockTier, tier_of_message
 from mooncache.gateway.core.console_acts import ActKind, ConsoleAct
+from mooncache.gateway.core.console_flows import TenantShare
 from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES
 from mooncache.proto.v1 import common_pb2, conductor_pb2, master_pb2
 from mooncache.runtime.enum_words import word_of
@@ -46,6 +47,36 @@ def _instance_row(view: conductor_pb2.InstanceView) -> dict[str, Any]:
         "blocks": view.cached_blocks,
         "age_s": view.report_age_ms / 1e3,
     }
+
+
+def instance_counters(views: Iterable[conductor_pb2.InstanceView]) -> dict[str, dict[str, int]]:
+    """What each instance has computed and loaded since its engine started."""
+    return {
+        view.instance.instance_id: {
+            "computed_tokens": view.load.prompt_tokens_total,
+            "output_tokens": view.load.output_tokens_total,
+            "pool_bytes": view.load.pool_hit_tokens_total * view.instance.kv_bytes_per_token,
+        }
+        for view in views
+    }
+
+
+def node_counters(answer: master_pb2.ListTenantsResponse) -> dict[str, dict[str, int]]:
+    """What each node has stored, read and moved since its start, of all tenants together."""
+    names = ("stored_bytes", "hit_bytes", "down_bytes", "up_bytes")
+    return {
+        node.node_id: {name: sum(row.figures.get(name, 0) for row in node.tenants) for name in names}
+        for node in answer.nodes
+    }
+
+
+def tenant_shares(answer: master_pb2.ListTenantsResponse) -> list[TenantShare]:
+    """What each tenant holds on each node."""
+    return [
+        TenantShare(node.node_id, row.tenant, row.figures.get("bytes", 0), row.figures.get("disk_bytes", 0))
+        for node in answer.nodes
+        for row in node.tenants
+    ]
 
 
 def node_rows(

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from mooncache.gateway.console.console import Console
 from mooncache.gateway.core import console_acts
 from mooncache.gateway.endpoints.console_session import require_json, require_own_page
 from mooncache.gateway.shell.exchange import Exchange
@@ -21,12 +22,25 @@ _BODY_S: Final = 10.0
 async def handle(state: GatewayState, exchange: Exchange) -> None:
     """Raises Unauthenticated, PermissionDenied, InvalidArgument, LimitExceeded, and what conductor or master raise."""
     console = state.require_console()
-    require_own_page(exchange)
-    who = console.operator(exchange)
-    require_json(exchange)
-    body = b"".join(await exchange.read_body(console_acts.BODY_BYTES_MAX, _BODY_S))
-    found = await console.acts.do(console_acts.parse(body), f"{who} at {_address(exchange)}")
+    who = who_acts(console, exchange)
+    body = await read_question(exchange, console_acts.BODY_BYTES_MAX)
+    found = await console.acts.do(console_acts.parse(body), who)
     await exchange.reply(200, msgspec.json.encode({"done": True, **found._asdict()}))
+
+
+def who_acts(console: Console, exchange: Exchange) -> str:
+    """Check that the console's own page, or a program, asks for an act, and that it may; who it is in the audit log.
+
+    Raises Unauthenticated, PermissionDenied.
+    """
+    require_own_page(exchange)
+    return f"{console.operator(exchange)} at {_address(exchange)}"
+
+
+async def read_question(exchange: Exchange, bytes_max: int) -> bytes:
+    """The JSON of an act. Raises Refusal."""
+    require_json(exchange)
+    return b"".join(await exchange.read_body(bytes_max, _BODY_S))
 
 
 def _address(exchange: Exchange) -> str:

@@ -40,35 +40,52 @@ function roleText(role) {
   return { prefill: "It computes prompts.", decode: "It generates tokens.", both: "It computes prompts and generates tokens." }[role];
 }
 
-function dialog(row, choices, title = row.id) {
+/** choices: [text of a button, act, what it does, more of the question]. ask(act, more): sends it; the gateway's answer. */
+export function dialog(row, choices, title = row.id, ask = (act, more) => send("POST", "/console/act", { act, name: row.id, ...more })) {
   const said = el("p", { role: "status" });
-  const buttons = choices.map(([text, act, , more]) => el("button", { type: "button", class: "main", onclick: () => send(act, more) }, text));
+  const buttons = choices.map(([text, act, , more]) => el("button", { type: "button", class: "main", onclick: () => done(act, more) }, text));
   const close = el("button", { type: "button", class: "quiet", autofocus: true, onclick: () => box.close() }, "Close");
   const box = el("dialog", { class: "panel", "aria-labelledby": "act-title", onclose: () => box.remove() },
     el("h2", { id: "act-title" }, title, " ", row.state ? badge(row.state) : null),
     el("ul", { class: "choices" }, choices.map(([, , text], at) => el("li", null, buttons[at], el("span", { class: "dim" }, text)))),
     said, close);
 
-  async function send(act, more) {
-    for (const button of buttons) button.disabled = true;
-    put(said, "Asking …");
-    said.className = "dim";
-    try {
-      const answer = await fetch("/console/act", {
-        method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ act, name: row.id, ...more }),
-      });
-      const body = await answer.json();
-      if (!answer.ok) throw new Error(body?.error?.message ?? `The answer was ${answer.status}.`);
-      said.className = body.audited ? "good-text" : "bad-text";
-      put(said, body.audited ? `Done. ${body.said || "The page shows it within a few seconds."}` : "Done, but the audit log of the gateway's host could not be written.");
-      close.focus();
-    } catch (error) {
-      said.className = "bad-text";
-      put(said, error instanceof TypeError ? "The gateway does not answer. It may have been done: look before you repeat it." : error.message);
-      for (const button of buttons) button.disabled = false;
-    }
+  async function done(act, more) {
+    const body = await asked(said, buttons, () => ask(act, more));
+    if (!body) return;
+    say(said, body, body.said || "The page shows it within a few seconds.");
+    close.focus();
   }
 
   document.body.append(box);
   box.showModal();
+}
+
+/** Ask the gateway for an act; its answer. Throws what a person should read. */
+export async function send(method, path, body = null) {
+  const answer = await fetch(path, body === null ? { method } : { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const found = await answer.json();
+  if (!answer.ok) throw new Error(found?.error?.message ?? `The answer was ${answer.status}.`);
+  return found;
+}
+
+/** Send a question while its buttons are disabled; null when it failed, and `said` has why. */
+export async function asked(said, buttons, question) {
+  for (const button of buttons) button.disabled = true;
+  put(said, "Asking …");
+  said.className = "dim";
+  try {
+    return await question();
+  } catch (error) {
+    said.className = "bad-text";
+    put(said, error instanceof TypeError ? "The gateway does not answer. It may have been done: look before you repeat it." : error.message);
+    for (const button of buttons) button.disabled = false;
+    return null;
+  }
+}
+
+/** What came of an act. */
+export function say(said, body, text) {
+  said.className = body.audited ? "good-text" : "bad-text";
+  put(said, body.audited ? `Done. ${text}` : "Done, but the audit log of the gateway's host could not be written.");
 }

@@ -13,12 +13,15 @@ import { prefixes } from "./prefixes.js";
 import { request } from "./request.js";
 import { requests } from "./requests.js";
 import { signIn } from "./signin.js";
+import { tenant } from "./tenant.js";
 import { tenants } from "./tenants.js";
 import { usage } from "./usage.js";
 
 const PAGES = [["overview", "Overview", overview], ["requests", "Requests", requests], ["pool", "Pool", pool], ["instances", "Instances", instances], ["prefixes", "Prefixes", prefixes], ["tenants", "Tenants", tenants],
   ["configuration", "Configuration", configuration], ["doctor", "Doctor", doctor], ["network", "Network", network]];
 const TENANT_PAGES = [["usage", "Usage", usage]];
+/** Pages of one thing: which page of the list they belong to. */
+const PARENTS = { request: "requests", tenant: "tenants" };
 const RENEW_MS = 5 * 60 * 1000;
 const THEMES = ["auto", "light", "dark"];
 
@@ -55,13 +58,22 @@ function show() {
     return;
   }
   const there = pages();
-  const found = there.find(([each]) => each === (name === "request" ? "requests" : name)) ?? there[0];
+  const found = there.find(([each]) => each === (PARENTS[name] ?? name)) ?? there[0];
   document.title = `${found[1]} – Mooncache console`;
+  const focused = nav.contains(document.activeElement);
   put(nav, there.map(([each, title], at) => el("a", { href: `#/${each}`, "aria-current": each === found[0] ? "page" : null, title: `${title} (${at + 1})` }, title)));
+  if (focused) nav.querySelector("[aria-current]").focus(); // whoever came here by Tab goes on from here
   main.scrollTop = 0;
-  page = name === "request" && !session.tenant ? request(main, go, decoded(argument ?? ""), session.policies ?? []) : found[2](main, go, { took: take, ended: over, acts: Boolean(session.acts) });
+  page = opened(found[2], session.tenant ? "" : name, decoded(argument ?? ""));
   if (!page.topic) return;
   stream = listen(page.topic, { take, state: say, ended: over });
+}
+
+/** The page of one request or tenant, or of a list. */
+function opened(list, name, argument) {
+  const more = { took: take, ended: over, acts: Boolean(session.acts) };
+  if (name === "request") return request(main, go, argument, session.policies ?? []);
+  return name === "tenant" && argument ? tenant(main, go, argument, more) : list(main, go, more);
 }
 
 let before = "";
@@ -147,7 +159,10 @@ function keys(event) {
     event.preventDefault();
     page.filter.focus();
   } else if (event.key === "t") nextTheme();
-  else if (event.key === "Escape" && location.hash.startsWith("#/request/")) go("#/requests");
+  else if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+    const parent = PARENTS[location.hash.replace(/^#\/?/, "").split("/")[0]];
+    if (parent && !session.tenant) go(`#/${parent}`);
+  }
 }
 
 themeButton.addEventListener("click", nextTheme);

@@ -61,6 +61,11 @@ export function clock(unixS) {
   return known(unixS) ? new Date(unixS * 1000).toLocaleTimeString("en-GB") : DASH;
 }
 
+/** The day in UTC, as YYYY-MM-DD. */
+export function day(unixS) {
+  return known(unixS) ? new Date(unixS * 1000).toISOString().slice(0, 10) : DASH;
+}
+
 export function plural(number, one, many) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }

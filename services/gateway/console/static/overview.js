@@ -2,8 +2,12 @@
 
 import { chart, meter } from "./charts.js";
 import { el, put } from "./dom.js";
-import { bytes, count, duration, money, ms, percent, plural } from "./format.js";
+import { bytes, clock, count, duration, money, ms, percent, plural } from "./format.js";
 import { badge, silence, tile } from "./parts.js";
+import { plain } from "./table.js";
+
+const INCIDENTS_SHOWN = 12;
+const PAGES_OF = { instance: "#/instances", node: "#/pool" };
 
 export function overview(root) {
   put(root, el("h1", null, "Overview"), el("p", { class: "dim" }, "Waiting for the first look …"));
@@ -11,7 +15,7 @@ export function overview(root) {
 }
 
 function draw(root, document) {
-  put(root, heading(document), silence(document), tiles(document), holes(document), charts(document), lists(document));
+  put(root, heading(document), silence(document), tiles(document), holes(document), charts(document), lists(document), incidents(document));
 }
 
 function heading(document) {
@@ -71,6 +75,25 @@ function lists(document) {
   return el("section", { class: "halves" },
     el("div", { class: "panel" }, el("h2", null, "Instances"), states(document.instances), trouble(document.troubled, "#/instances")),
     el("div", { class: "panel" }, el("h2", null, "Pool"), pool(document), trouble(document.troubled_nodes, "#/pool")));
+}
+
+/** What was not well, since this gateway was started: what goes on comes first. */
+function incidents(document) {
+  const rows = document.incidents ?? [];
+  const name = (row) => el("span", { class: "name", title: row.name }, PAGES_OF[row.kind] ? el("a", { href: PAGES_OF[row.kind] }, row.name) : row.name);
+  const end = (row) => (row.until_s === null ? badge("goes on") : `${moment(row.until_s, document.at_s)}${row.gone ? ", no longer listed" : ""}`);
+  return el("section", { class: "panel", "aria-label": "Incidents" }, el("h2", null, "Incidents"),
+    rows.length ? plain("Incidents", ["since", "until", ["for"], "what", "name", "state", "why"], rows.slice(0, INCIDENTS_SHOWN).map((row) => [
+      moment(row.since_s, document.at_s), end(row), duration((row.until_s ?? document.at_s) - row.since_s), row.kind, name(row), badge(row.state),
+      el("span", { class: "name long", title: row.reason }, row.reason || "–")])) : null,
+    el("p", { class: "dim" }, rows.length > INCIDENTS_SHOWN ? `${rows.length - INCIDENTS_SHOWN} more are not shown. ` : rows.length ? "" : "None. ",
+      `This gateway has looked since ${moment(document.incidents_since_s, document.at_s)}.`));
+}
+
+/** The time of day, with the day when that is not today. */
+function moment(unixS, nowS) {
+  const day = new Date(unixS * 1000).toDateString();
+  return day === new Date(nowS * 1000).toDateString() ? clock(unixS) : `${day.slice(4, 10)} ${clock(unixS)}`;
 }
 
 function states(counts) {

@@ -1,4 +1,4 @@
-// The pool: every store node with its tiers, how full they are, and what is wrong.
+// The pool: every store node with its tiers, how full they are, what is wrong; what tenants hold of it; what moves.
 
 import { actColumn, nodeDialog } from "./acts.js";
 import { meter } from "./charts.js";
@@ -24,14 +24,30 @@ export function pool(root, go, { acts }) {
       { name: "memory", value: (row) => full(row), cell: (row) => meter(full(row), `${percent(full(row))} of ${bytes(row.capacity_bytes)}`) },
       { name: "tiers", value: (row) => row.tiers.map((tier) => TIERS[tier.tier] ?? tier.tier).join(" "), cell: tiers },
       { name: "pinned", number: true, wide: true, value: (row) => row.pinned_bytes, cell: (row) => bytes(row.pinned_bytes) },
+      { name: "stored", number: true, wide: true, value: (row) => row.stored_per_s, cell: (row) => rate(row.stored_per_s), title: "bytes that are stored here in a second" },
+      { name: "read", number: true, wide: true, value: (row) => row.read_per_s, cell: (row) => rate(row.read_per_s), title: "bytes that are read from here in a second" },
       { name: "blocks", number: true, value: (row) => row.blocks, cell: (row) => count(row.blocks) },
       { name: "heard", number: true, wide: true, value: (row) => row.age_s, cell: (row) => duration(row.age_s), title: "time since the last heartbeat" },
       { name: "place", wide: true, value: (row) => row.place || row.host, cell: (row) => el("span", { class: "name", title: row.place || row.host }, row.place || row.host || "–") },
       { name: "remark", value: (row) => row.remark, cell: (row) => row.remark || "" },
     ],
   });
+  const held = el("section", { class: "panel", "aria-label": "Tenants in the pool", hidden: true });
+  const moving = el("section", { class: "panel", "aria-label": "Flows", hidden: true });
+  const halves = el("section", { class: "halves" }, moving, held);
+  const byNode = table({
+    label: "Tenants on nodes", noun: ["share", "shares"], empty: "No tenant holds anything.",
+    key: (row) => `${row.node} ${row.tenant}`, sort: { column: 2, down: true },
+    columns: [
+      { name: "node", value: (row) => row.node, cell: (row) => el("span", { class: "name", title: row.node }, row.node) },
+      { name: "tenant", value: (row) => row.tenant, cell: (row) => el("span", { class: "name", title: row.tenant }, row.tenant) },
+      { name: "in memory", number: true, value: (row) => row.memory, cell: (row) => bytes(row.memory) },
+      { name: "on disks", number: true, value: (row) => row.disk, cell: (row) => bytes(row.disk) },
+    ],
+  });
+  const shares = el("section", { class: "stack", hidden: true }, el("h2", null, "Tenants on nodes"), byNode.node);
   const tasks = el("section", { class: "panel", "aria-label": "Tasks", hidden: true });
-  put(root, el("h1", null, "Pool"), note, sums, list.node, tasks);
+  put(root, el("h1", null, "Pool"), note, sums, list.node, halves, shares, tasks);
   return {
     topic: "pool",
     filter: list.filter,
@@ -41,13 +57,49 @@ export function pool(root, go, { acts }) {
       tasks.hidden = !document.tasks?.length;
       put(tasks, el("h2", null, "Tasks"), taskTable(document.tasks ?? []));
       list.show(document.nodes ?? []);
+      moving.hidden = !document.nodes?.length;
+      put(moving, el("h2", null, "Flows, in the last seconds"), flowTable(document.flows ?? []));
+      const tenants = document.tenants;
+      held.hidden = shares.hidden = !tenants?.tenants.length;
+      if (held.hidden) return;
+      put(held, el("h2", null, "Tenants in the pool"), tenantTable(tenants));
+      byNode.show(tenants.cells.map(([node, at, memory, disk]) => ({ node, tenant: tenants.tenants[at], memory, disk })));
     },
-    close: list.close,
+    close() {
+      list.close();
+      byNode.close();
+    },
   };
 }
 
 function full(row) {
   return row.capacity_bytes ? row.used_bytes / row.capacity_bytes : null;
+}
+
+function rate(value) {
+  return value === null || value === undefined ? "–" : `${bytes(value)}/s`;
+}
+
+/** What moves from where to where. */
+function flowTable(rows) {
+  const value = (row) => (row.tokens_per_s === null ? rate(row.bytes_per_s) : `${count(row.tokens_per_s)} tokens/s`);
+  return plain("Flows", ["way", "what", ["in a second"]], rows.map((row) => [`${row.source} → ${row.target}`, row.what, value(row)]));
+}
+
+/** What each tenant holds over all nodes; the bar is its share of what all hold. */
+function tenantTable({ tenants, others, cells }) {
+  const sums = tenants.map(() => ({ memory: 0, disk: 0, nodes: 0 }));
+  for (const [, at, memory, disk] of cells) {
+    sums[at].memory += memory;
+    sums[at].disk += disk;
+    sums[at].nodes += 1;
+  }
+  const all = sums.reduce((so, each) => so + each.memory + each.disk, 0);
+  return plain("Tenants in the pool", ["tenant", "share", ["in memory"], ["on disks"], ["nodes"]], tenants.map((name, at) => {
+    const share = all ? (sums[at].memory + sums[at].disk) / all : null;
+    const text = name === "(others)" && others ? `${name} ${count(others)}` : name;
+    return [el("span", { class: "name", title: text }, text), meter(share, percent(share), { plain: true }), bytes(sums[at].memory), bytes(sums[at].disk), count(sums[at].nodes)];
+  }));
 }
 
 function tiers(row) {

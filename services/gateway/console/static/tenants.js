@@ -1,4 +1,4 @@
-// What each tenant used in the last days, for operators.
+// What each tenant used in the last days, and how many keys it has, for operators. A row opens its keys and limits.
 
 import { el, put } from "./dom.js";
 import { count, money, percent } from "./format.js";
@@ -7,15 +7,20 @@ import { poll } from "./poll.js";
 import { table } from "./table.js";
 import { sum } from "./usage.js";
 
-export function tenants(root, go, { took, ended }) {
+const NOTHING = { requests: 0, failed: 0, cancelled: 0, input_tokens: 0, cached_tokens: 0, output_tokens: 0, cost: 0, saved: 0 };
+
+export function tenants(root, go, { ended, acts, took }) {
   const top = el("div", { class: "stack" });
+  let used = [];
+  let keys = {};
   let currency = null;
   const price = (field) => (row) => (currency === null ? null : row[field]);
   const list = table({
-    label: "Tenants", noun: ["tenant", "tenants"], empty: "No request has been metered on this host yet.",
-    key: (row) => row.tenant, sort: { column: 1, down: true },
+    label: "Tenants", noun: ["tenant", "tenants"], empty: "No request has been metered on this host yet, and no key was made.",
+    key: (row) => row.tenant, sort: { column: 2, down: true }, open: (row) => go(`#/tenant/${encodeURIComponent(row.tenant)}`),
     columns: [
-      { name: "tenant", value: (row) => row.tenant, cell: (row) => el("span", { class: "name", title: row.tenant }, row.tenant) },
+      { name: "tenant", value: (row) => row.tenant, cell: (row) => el("a", { href: `#/tenant/${encodeURIComponent(row.tenant)}`, class: "name", title: row.tenant }, row.tenant) },
+      { name: "keys", number: true, value: (row) => keys[row.tenant] ?? 0, title: "valid keys that were made here" },
       { name: "requests", number: true, value: (row) => row.requests, cell: (row) => count(row.requests) },
       { name: "failed", number: true, value: (row) => row.failed, cell: (row) => count(row.failed) },
       { name: "cancelled", number: true, wide: true, value: (row) => row.cancelled, cell: (row) => count(row.cancelled) },
@@ -26,8 +31,20 @@ export function tenants(root, go, { took, ended }) {
       { name: "saved", number: true, wide: true, value: price("saved"), cell: (row) => money(price("saved")(row), currency ?? ""), title: "what cached tokens would have cost more as computed ones" },
     ],
   });
-  put(root, el("h1", null, "Tenants"), top, list.node);
-  const asked = poll("/console/usage", { took, ended, failed: (text) => put(top, el("p", { class: "note bad", role: "alert" }, text)) });
+  const other = el("input", { type: "text", class: "filter", placeholder: "Another tenant", "aria-label": "Name of another tenant", autocomplete: "off", maxlength: 63, required: true });
+  const find = el("form", { class: "find", onsubmit: (event) => { event.preventDefault(); go(`#/tenant/${encodeURIComponent(other.value.trim())}`); } },
+    other, el("button", { type: "submit" }, acts ? "Keys and limits …" : "Keys …"));
+  put(root, el("div", { class: "heading" }, el("h1", null, "Tenants"), find), top, list.node);
+  const failed = (text) => put(top, el("p", { class: "note bad", role: "alert" }, text));
+  const asked = poll("/console/usage", { took, ended, failed });
+  const counted = poll("/console/keys", { took: (document) => { keys = document.tenants; show(); }, ended, failed });
+
+  /** Tenants that used something, and those that have a key. */
+  function show() {
+    const known = new Set(used.map((row) => row.tenant));
+    list.show([...used, ...Object.keys(keys).filter((name) => !known.has(name)).map((name) => ({ tenant: name, ...NOTHING }))]);
+  }
+
   return {
     topic: null,
     filter: list.filter,
@@ -43,10 +60,12 @@ export function tenants(root, go, { took, ended }) {
           tile("Output tokens", count(all.output_tokens)),
           currency === null ? null : tile("Tenants pay", money(all.cost, currency),
             all.unpriced_tokens ? `${count(all.unpriced_tokens)} tokens have no price` : all.saved > 0 ? `caches saved them ${money(all.saved, currency)}` : "")));
-      list.show(document.rows);
+      used = document.rows;
+      show();
     },
     close() {
       asked.close();
+      counted.close();
       list.close();
     },
   };

@@ -54,8 +54,8 @@ export const PHASES = {
 
 /** How a state looks: good, busy, bad or dim. */
 export function tone(state) {
-  if (["ready", "active", "finished", "admitted", "done", "pass"].includes(state)) return "good";
-  if (["running", "starting", "draining", "warn"].includes(state)) return "busy";
-  if (["failed", "fail", "suspect", "dead", "refused", "lost", "expired"].includes(state)) return "bad";
+  if (["ready", "active", "finished", "admitted", "done", "pass", "valid"].includes(state)) return "good";
+  if (["running", "starting", "draining", "goes on", "warn"].includes(state)) return "busy";
+  if (["failed", "fail", "silent", "suspect", "dead", "refused", "lost", "expired", "revoked"].includes(state)) return "bad";
   return "dim";
 }
