@@ -108,9 +108,7 @@ def join(machines: Machines) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
-@pytest.mark.timeout(
-    900
-)
+@pytest.mark.timeout(900)
 def test_a_second_machine(machines: Machines) -> None:
     small = {"mooncache up": "mooncache up --engine hf --capacity 64MiB"}
     first = machines.open(
