@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 _AUTHORITY = """
@@ -24,11 +25,15 @@ subjectAltName = DNS:localhost,IP:127.0.0.1
 
 
 def expired_certificate(folder: Path, authority: Path) -> tuple[Path, Path]:
-    """Certificate and key for localhost, signed by `authority`'s ca.pem and ended in 2021.
+    """Certificate and key for localhost, signed by `authority`'s ca.pem and ended in 2021."""
+    return certificate_until(folder / "expired", authority, datetime(2021, 1, 1, tzinfo=UTC))
+
+
+def certificate_until(at: Path, authority: Path, end: datetime) -> tuple[Path, Path]:
+    """Certificate and key for localhost in a new folder, signed by `authority`'s ca.pem, which hold until then.
 
     `ca.key` lies beside ca.pem or one folder above it.
     """
-    at = folder / "expired"
     at.mkdir()
     (at / "index.txt").touch()
     (at / "serial").write_text("01\n")
@@ -37,7 +42,7 @@ def expired_certificate(folder: Path, authority: Path) -> tuple[Path, Path]:
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     made = ("-subj", "/CN=localhost", "-keyout", at / "key.pem", "-out", at / "csr.pem")
     _openssl("req", *curve, *made)
-    times = ("-startdate", "20200101000000Z", "-enddate", "20210101000000Z")
+    times = ("-startdate", "20200101000000Z", "-enddate", f"{end.astimezone(UTC):%Y%m%d%H%M%SZ}")
     files = (
         "-cert",
         authority / "ca.pem",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 # The longest begin first.
-GROUPS = ("serving", "openai_client", "connectors", "rdma", "deploy", "cluster", "hf_engine")
+GROUPS = ("chaos", "serving", "openai_client", "connectors", "rdma", "deploy", "cluster", "hf_engine")
 _stops: dict[str, list[Callable[[], object]]] = {}
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from mooncache.cluster.memory_kills import MemoryKills, killed_so_far
 from mooncache.cluster.processes import Part, describe_exit
 from mooncache.runtime.clock import Clock, SystemClock
 from mooncache.runtime.log_files import trim
@@ -113,7 +114,8 @@ class ProcessEnd:
 class Supervisor:
     """Restarts the processes of one machine.
 
-    `progress` hears what happens to a part, `changed` is called after each change of `records`.
+    `progress` hears what happens to a part, `changed` is called after each change of `records`. `memory_kills` says how
+    many processes the kernel has killed for lack of memory.
     """
 
     parts: dict[str, Part]
@@ -123,10 +125,12 @@ class Supervisor:
     changed: Callable[[], None]
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
+    memory_kills: Callable[[], int] = killed_so_far
     records: dict[str, PartRecord] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.records.update({name: PartRecord() for name in self.parts})
+        self._memory_kills = MemoryKills(self.memory_kills())
 
     async def run(self, should_stop: Callable[[], bool]) -> None:
         """Supervise until `should_stop` says so or every part has been given up."""
@@ -159,7 +163,7 @@ class Supervisor:
         try:
             while run.state != RunState.GIVEN_UP:
                 if run.state in (RunState.STARTING, RunState.READY) and part.exit_code is not None:
-                    self._ended(part, run, describe_exit(part.exit_code))
+                    self._ended(part, run, self._how(part.exit_code))
                     if run.due(self.clock.now_s()):
                         self._start(part, run)
                     else:
@@ -181,6 +185,13 @@ class Supervisor:
 
     def _tell(self, part: Part, text: str, stage: PartStage = PartStage.BUSY) -> None:
         self.progress(part.name, PartNews(stage, text))
+
+    def _how(self, code: int) -> str:
+        """An exit code in words, with what may have been its cause."""
+        now_s = self.clock.now_s()
+        self._memory_kills.look(self.memory_kills(), now_s)
+        perhaps = code == -signal.SIGKILL and self._memory_kills.lately(now_s)
+        return f"{describe_exit(code)}{', perhaps out of memory' if perhaps else ''}"
 
     def _ended(self, part: Part, run: Supervision, how: str) -> None:
         record = self.records[part.name]
@@ -211,6 +222,7 @@ class Supervisor:
 
     async def _look(self, part: Part, run: Supervision) -> None:
         record = self.records[part.name]
+        self._memory_kills.look(self.memory_kills(), self.clock.now_s())
         if await self.probe(part):
             news = run.heard(self.clock.now_s()) or record.reason != ""
             record.state, record.reason = RunState.READY, ""

@@ -44,7 +44,10 @@ class EmbeddedCoordinator:
             self._descriptor = _lock(self._term_file)
 
     async def campaign(self, floor: int = 0) -> Leadership:
-        """Win at once; while leading already, wait until that is over."""
+        """Win at once; while leading already, wait until that is over.
+
+        Raises ConfigInvalid when the term cannot be written: another start would use it again.
+        """
         if self._me is None:
             raise Closed("The coordinator is not started.")
         if self._leadership is not None:
@@ -86,8 +89,14 @@ class EmbeddedCoordinator:
         term = max(self._last_term + 1, before + 1 if before <= _TERM_MAX else 0, floor)
         self._last_term = term
         # One small write: a crash leaves the old text or the new one; the wall clock covers a torn one.
-        os.pwrite(self._descriptor, f"{term:019d}\n".encode(), 0)
-        os.fsync(self._descriptor)
+        try:
+            os.pwrite(self._descriptor, f"{term:019d}\n".encode(), 0)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise ConfigInvalid(
+                f"The state file {self._term_file} cannot be written: {error.strerror}. "
+                "This master does not lead before it can."
+            ) from None
         return term
 
 

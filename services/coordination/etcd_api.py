@@ -23,11 +23,13 @@ from mooncache.errors import (
     Unauthenticated,
 )
 from mooncache.proto.etcd import etcd_pb2 as pb
+from mooncache.runtime.grpc_channel import KEEPALIVE_OPTIONS
 
 _OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),  # time for one connection attempt, despite its name
     ("grpc.max_reconnect_backoff_ms", 1000),
+    *KEEPALIVE_OPTIONS,  # etcd takes a ping every five seconds
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -35,6 +37,8 @@ _GRACE_S: Final = 0.5
 T = TypeVar("T")
 Response = TypeVar("Response", bound=Message)
 _SILENT: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
+_NO_MAJORITY: Final = "context "
+"""How the words begin with which a member without a majority ends a call at its deadline; their status is UNKNOWN."""
 
 
 class EtcdApi:
@@ -156,7 +160,7 @@ class EtcdApi:
 
     async def _mapped(self, what: str, error: grpc.aio.AioRpcError) -> MooncacheError:
         endpoint, status, details = self.endpoint, error.code(), error.details() or ""
-        if status in _SILENT:
+        if status in _SILENT or (status is grpc.StatusCode.UNKNOWN and details.startswith(_NO_MAJORITY)):
             await self._turn_to_next()
             return MasterUnavailable(f"etcd at {endpoint} did not answer {what}: {details}")
         if (

@@ -41,6 +41,7 @@ from mooncache.runtime.run_op import new_request_id
 MESSAGE_BYTES_MAX: Final = 64 << 20
 _ENVELOPE_BYTES: Final = 1 << 20  # fields around the 64 MiB of records that a report may carry
 GRACE_S: Final = 1.0
+KEEPALIVE_MS: Final = 10_000
 _ATTEMPTS: Final = 3  # one without a nonce, one with it, one more when the nonce changed in between
 _LEAST_S: Final = 0.001
 _CODE_DIGITS_MAX: Final = 5
@@ -49,12 +50,21 @@ MESSAGE_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX + _ENVELOPE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX + _ENVELOPE_BYTES),
 )
+KEEPALIVE_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    # A connection that no longer passes anything, of which neither end learns, is asked for while a call waits on it,
+    # and given up without an answer. Without this the kernel may send again and again for a quarter of an hour. The
+    # last one is for a ping that gRPC itself had sent; it would have a minute, and the others wait for it.
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
+)
 _CHANNEL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     *MESSAGE_OPTIONS,
     # A peer that restarts should be found again within a heartbeat or two, not after gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2000),  # time for one connection attempt, despite its name
     ("grpc.max_reconnect_backoff_ms", 2000),
+    *KEEPALIVE_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )

@@ -20,7 +20,7 @@ from mooncache.errors import OK, ConfigInvalid, MooncacheError, Unauthenticated,
 from mooncache.runtime import tracing
 from mooncache.runtime.bind import is_loopback
 from mooncache.runtime.clock import Clock
-from mooncache.runtime.grpc_channel import MESSAGE_OPTIONS
+from mooncache.runtime.grpc_channel import KEEPALIVE_MS, MESSAGE_OPTIONS
 from mooncache.runtime.grpc_status import to_library
 from mooncache.runtime.health import SERVICE_NAME as HEALTH_NAME
 from mooncache.runtime.health import WATCH_COUNT_MAX, HealthPort, States
@@ -32,6 +32,7 @@ from mooncache.runtime.run_op import TIMEOUT_DEFAULT_S, OpRunner
 _DETAILS_CHARS_MAX: Final = 1000  # details travel in headers, whose size the other end limits
 _OPTIONS: Final = (
     *MESSAGE_OPTIONS,
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
     ("grpc.so_reuseport", 0),  # a second process on the same port is a mistake, not a load balancer
     ("grpc.max_metadata_size", 16384),
 )

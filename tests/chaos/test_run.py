@@ -32,10 +32,25 @@ pytestmark = [
 ]
 
 
+SECONDS = 180
+LIMIT_S = 1200  # with a cluster that needs all of its time after the last fault
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "build" / "chaos-test.html"
+# What is late on a machine with other work is no fault that the run made: nothing is given up or refused for that.
+PATIENT = {
+    "MOONCACHE_WORKER_HANG_TIMEOUT_S": "120",
+    "MOONCACHE_CONDUCTOR_SUSPECT_AFTER_S": "20",
+    "MOONCACHE_CONDUCTOR_LEASE_S": "60",
+    "MOONCACHE_CONDUCTOR_ADMISSION_ENABLED": "false",
+}
+
+
 @pytest.fixture(scope="module")
 def state_dir() -> Iterator[Path]:
-    with own_cluster(lambda _text: None) as folder:
-        yield folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOONCACHE_CLUSTER_HANG_TIMEOUT_S", "120")  # of the supervisor, which is in this process
+        with own_cluster(lambda _text: None, PATIENT) as folder:
+            yield folder
 
 
 def chaos(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -44,35 +59,43 @@ def chaos(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "200"},
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=LIMIT_S,
         check=False,
     )
 
 
-def test_every_promise_is_kept(state_dir: Path, tmp_path: Path) -> None:
-    page = tmp_path / "chaos.html"
-    faults = ("flip-store-node", "kill-store-node", "stop-conductor")
-    done = chaos(
-        "run",
-        *faults,
-        "--yes",
-        "--json",
-        "--duration",
-        "5s",
-        "--seed",
-        "5",
-        "--report",
-        str(page),
-        state_dir=state_dir,
-    )
+@pytest.mark.timeout(LIMIT_S + 100)
+def test_three_minutes_of_every_fault(state_dir: Path) -> None:
+    """The same as `make soak`, for as long as a change can wait.
+
+    What is judged are answers, bytes and whether all comes back, never how soon. Its page stays in build/.
+    """
+    seed = os.environ.get("MOONCACHE_TEST_CHAOS_SEED") or "16"
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.unlink(missing_ok=True)
+    page = ("--report", str(PAGE))
+    options = ("--profile", "all", "--yes", "--json", "--duration", f"{SECONDS}s", "--seed", seed)
+    done = chaos("run", *options, *page, state_dir=state_dir)
+    again = f"MOONCACHE_TEST_CHAOS_SEED={seed} repeats the faults; {PAGE} shows the run"
+    assert done.returncode == 0, f"{again}\n{done.stdout}{done.stderr}"
+    found = json.loads(done.stdout)
+    print(f"seed {seed}: {len(found['faults'])} faults in {found['seconds']:g} s, {found['requests']}")
+    assert found["kept"] and set(found["requests"]) <= {"right", "failed"}, again
+    assert found["seconds"] >= SECONDS
+    assert len({each["name"] for each in found["faults"]}) >= 3, again
+    assert found["requests"]["right"] > 0 and found["cached_tokens"] > 0
+    assert found["blocks"]["read"] > found["blocks"]["missed"]
+    assert "every promise kept" in PAGE.read_text(encoding="utf-8")
+
+
+def test_chosen_faults_are_all_made(state_dir: Path) -> None:
+    faults = ("flip-store-node", "stop-conductor")
+    done = chaos("run", *faults, "--yes", "--json", "--duration", "1s", "--seed", "5", state_dir=state_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert found["kept"] and set(found["requests"]) == {"right"}
     assert {each["name"] for each in found["faults"]} == set(faults)
+    assert set(found["requests"]) == {"right"}
     assert sum(each["flipped"] for each in found["faults"]) > 0
-    assert found["cached_tokens"] > 0
-    assert found["blocks"]["read"] > found["blocks"]["missed"]
-    assert "every promise kept" in page.read_text(encoding="utf-8")
 
 
 def test_a_wrong_answer_is_found(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,7 +286,7 @@ def test_a_killed_part_is_started_again_and_said(tmp_path: Path) -> None:
         before = running.announced["nodes"][0]["pid"]
         os.kill(before, signal.SIGKILL)
         said = read_news(running.process, "node-1", "answers again")
-        assert said[0].startswith("ended with signal SIGKILL; restarting in "), said
+        assert said[0].startswith("ended with signal SIGKILL"), said
         assert said[-1] == "answers again"
         parts = {part["name"]: part for part in running.json("status")["parts"]}
         assert parts["node-1"]["restarts"] == 1

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from mooncache.cluster import supervisor
+from mooncache.cluster.memory_kills import killed_so_far
 from mooncache.cluster.processes import Part, ServiceKind
 from mooncache.cluster.supervisor import SERVICE_POLICY, PartNews, PartStage, Supervisor
 from mooncache.runtime import log_files
@@ -68,6 +69,7 @@ class World:
         self.news: list[tuple[str, str]] = []
         self.stages: list[PartStage] = []
         self.changes = 0
+        self.memory_kills = 4
         self.stop = False
         self.supervisor = Supervisor(
             dict(self.parts),
@@ -77,6 +79,7 @@ class World:
             self.changed,
             LoopClock(),
             random.Random(1),
+            lambda: self.memory_kills,
         )
 
     async def probe(self, part: Part) -> bool:
@@ -123,6 +126,36 @@ def test_an_ended_part_is_started_again_and_the_others_are_left_alone() -> None:
     assert said[1:] == ["started again", "answers again"]
     assert world.stages == [PartStage.BUSY, PartStage.BUSY, PartStage.READY]
     assert world.changes == 2
+
+
+def test_a_kill_beside_one_of_the_kernels_is_perhaps_for_memory() -> None:
+    """The kernel's count grew as it ended. A kill a minute later, and an end of another kind, are what they are."""
+    world = World("master", "node-1")
+
+    async def story() -> None:
+        for name, code, kills in (("node-1", -9, 5), ("master", 1, 6), ("node-1", -9, 6)):
+            await asyncio.sleep(60)
+            world.memory_kills = kills
+            world.parts[name].code = code
+
+        await asyncio.sleep(60)
+
+    world.run(story)
+    said = [what.partition(";")[0] for _, what in world.news if what.startswith("ended")]
+    assert said == [
+        "ended with signal SIGKILL, perhaps out of memory",
+        "ended with exit code 1",
+        "ended with signal SIGKILL",
+    ]
+
+
+def test_the_kernels_count_is_read(tmp_path: Path) -> None:
+    counts = tmp_path / "vmstat"
+    for text, count in (("pgfault 1\noom_kill 12\nx 3\n", 12), ("oom_kill x\n", 0), ("", 0)):
+        counts.write_text(text)
+        assert killed_so_far(counts) == count
+    assert killed_so_far(tmp_path / "none") == 0
+    assert killed_so_far() >= 0
 
 
 def test_pauses_grow_until_a_part_is_given_up_and_the_rest_goes_on() -> None:

@@ -19,33 +19,54 @@ from tests.processes import freeze
 
 
 class EtcdServer:
-    """One single-member etcd. `pause` and `resume` stop and continue its process."""
+    """An etcd server, alone or one of several `members`. `pause` and `resume` stop and continue its process."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, name: str = "t") -> None:
+        self.folder, self.name = folder, name
         self.port, self.peer_port = own_port(), own_port()
+        self.members = [self]
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def _peer(self) -> str:
+        return f"http://127.0.0.1:{self.peer_port}"
+
     def start(self) -> None:
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self.peer_port}"
-        command = ["etcd", "--name", "t", "--data-dir", str(self.folder / "data"), "--log-level", "error"]
+        self.begin()
+        self.wait_healthy()
+
+    def begin(self) -> None:
+        """Start its process, and wait for nothing."""
+        client = f"http://{self.endpoint}"
+        command = [
+            "etcd",
+            "--name",
+            self.name,
+            "--data-dir",
+            str(self.folder / "data"),
+            "--log-level",
+            "error",
+        ]
         command += ["--listen-client-urls", client, "--advertise-client-urls", client]
-        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-        command += ["--initial-cluster", f"t={peer}"]
+        command += ["--listen-peer-urls", self._peer, "--initial-advertise-peer-urls", self._peer]
+        command += ["--initial-cluster", ",".join(f"{each.name}={each._peer}" for each in self.members)]
         with (self.folder / "etcd.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait_healthy(self) -> None:
+        """Until a majority has elected one and takes writes."""
 
         def healthy() -> bool:
             assert self.process is not None and self.process.poll() is None, self.log()
             with (
                 contextlib.suppress(OSError),
-                urllib.request.urlopen(f"{client}/health", timeout=1) as answer,
+                urllib.request.urlopen(f"http://{self.endpoint}/health", timeout=1) as answer,
             ):
-                return b'"true"' in answer.read()  # it has elected itself and takes writes
+                return b'"true"' in answer.read()
             return False
 
         wait_until(healthy, self.log)
@@ -83,3 +104,22 @@ def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
 def kubernetes(tmp_path: Path) -> Iterator[KubernetesApi]:
     with running_api(tmp_path / "kubernetes") as server:
         yield server
+
+
+@pytest.fixture
+def etcd_members(tmp_path: Path) -> Iterator[list[EtcdServer]]:
+    """Three members of one etcd."""
+    if shutil.which("etcd") is None:
+        pytest.skip("no etcd binary; install the Debian package etcd-server")
+    servers = [EtcdServer(tmp_path / name, name) for name in ("m1", "m2", "m3")]
+    for server in servers:
+        server.folder.mkdir()
+        server.members = servers
+        server.begin()
+    try:
+        for server in servers:
+            server.wait_healthy()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()

@@ -60,3 +60,13 @@ async def test_two_masters_on_one_folder_are_refused(tmp_path: Path) -> None:
     await first.close()
     await second.start(ME)
     await second.close()
+
+
+async def test_no_term_begins_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "master.term").symlink_to("/dev/full")
+    coordinator = EmbeddedCoordinator(tmp_path / "master.term", ManualClock(1.0))
+    await coordinator.start(ME)
+    with pytest.raises(ConfigInvalid, match="No space left"):
+        await coordinator.campaign()
+    assert await coordinator.leader() is None
+    await coordinator.close()

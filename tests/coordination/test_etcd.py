@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from mooncache.config import CoordinationSection, TlsSection
@@ -18,6 +19,7 @@ from mooncache.coordination.etcd import EtcdCoordinator
 from mooncache.errors import MasterUnavailable
 from mooncache.runtime.clock import SystemClock
 from tests.conditions import until
+from tests.coordination.conftest import EtcdServer
 
 pytestmark = pytest.mark.etcd
 WAIT_S = 90.0
@@ -80,6 +82,25 @@ async def test_the_second_server_is_used_when_the_first_is_silent(make: Make, et
     assert (await within(coordinator.campaign())).term > 0
 
 
+async def test_the_next_server_is_used_when_one_has_no_majority(make: Make, etcd: Any) -> None:
+    """A member that is cut off from the others answers, when its own deadline comes before the caller's."""
+
+    async def no_majority(_request: bytes, context: Any) -> bytes:
+        await context.abort(grpc.StatusCode.UNKNOWN, "context deadline exceeded")
+        return b""
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, _details: Any) -> grpc.RpcMethodHandler:
+            return grpc.unary_unary_rpc_method_handler(no_majority)
+
+    cut_off = grpc.aio.server(handlers=[Handler()])
+    port = cut_off.add_insecure_port("127.0.0.1:0")
+    await cut_off.start()
+    coordinator = await make(etcd_endpoints=(f"127.0.0.1:{port}", etcd.endpoint))
+    assert (await within(coordinator.campaign())).term > 0
+    await cut_off.stop(None)
+
+
 async def test_foreign_bytes_under_our_keys_are_no_master(make: Make) -> None:
     from mooncache.proto.etcd import etcd_pb2 as pb
 
@@ -140,3 +161,25 @@ async def test_an_etcd_restored_from_a_backup_gives_no_term_twice(
     etcd.start()
     terms.append((await within(second.campaign())).term)
     assert terms == sorted(set(terms))
+
+
+async def test_a_majority_that_is_lost_ends_leadership_and_one_that_is_back_begins_it(
+    make: Make, etcd_members: list[EtcdServer]
+) -> None:
+    """The member that is left answers, and takes no write; which of the three it is does not matter."""
+    endpoints = tuple(each.endpoint for each in etcd_members)
+    first, second = await make(etcd_endpoints=endpoints), await make(etcd_endpoints=endpoints)
+    won = await within(first.campaign())
+    standby = asyncio.ensure_future(second.campaign())
+    for member in etcd_members[:2]:
+        member.kill()
+    await within(won.lost.wait())
+    with pytest.raises(MasterUnavailable):
+        await within(first.leader())
+    await until(lambda: not first.reachable and not second.reachable)
+    assert not standby.done()
+    etcd_members[0].begin()
+    again = asyncio.ensure_future(first.campaign())
+    done, pending = await within(asyncio.wait({standby, again}, return_when=asyncio.FIRST_COMPLETED))
+    assert done.pop().result().term > won.term
+    pending.pop().cancel()

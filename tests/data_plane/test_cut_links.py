@@ -22,6 +22,7 @@ import os, re, subprocess, sys
 from pathlib import Path
 from mooncache import _native
 from tests.conditions import wait_until
+from tests.data_plane.random_loss import lose_at_random, packets_lost
 from tests.data_plane.wire import SECRET
 
 def run(*command):
@@ -62,6 +63,11 @@ try:
         hear("read")
         lost = re.search(r"dropped (\\d+)", run("tc", "-s", "qdisc", "show", "dev", "node0"))
         assert lost is not None and int(lost[1]) > 0, "the link loses packets"
+    elif case == "random":
+        lose_at_random("node0", 0.03)
+        say("slow")
+        hear("read")
+        assert packets_lost("node0") > 10
     else:
         assert servers[0].stats()["reservations_held"] == 1
         if case == "answers":
@@ -120,7 +126,7 @@ for round in range(3):
     more = {f"n{round}-{number}": os.urandom(4096) for number in range(16)}
     pool.put_many(list(more), list(more.values())).raise_for_errors()
     assert list(pool.get_many(list(more))) == list(more.values())
-if case == "slow":
+if case in ("slow", "random"):
     print("read", flush=True)
 else:
     print("served", flush=True)
@@ -164,3 +170,11 @@ def test_a_link_that_passes_one_way_only(lost: str) -> None:
 def test_a_slow_link_that_loses_packets() -> None:
     """A queue of 2 ms in front of 40 Mbit/s: TCP loses packets all the time and sends them again."""
     play("slow")
+
+
+@needs_root
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(shutil.which("tc") is None, reason="needs tc, of the Debian package iproute2")
+def test_a_link_that_loses_packets_at_random() -> None:
+    """Three of a hundred packets are lost in each direction, whatever they are: data, acknowledgements, connects."""
+    play("random")

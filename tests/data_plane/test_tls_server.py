@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import mooncache
 from mooncache.auth import Token
 from mooncache.errors import TlsError
 from mooncache.runtime.certificates import make_certificates
-from tests.certificates import expired_certificate
+from tests.certificates import certificate_until, expired_certificate
 from tests.conditions import wait_until
 from tests.data_plane import wire
 from tests.data_plane.conftest import Start
@@ -99,3 +100,33 @@ def test_a_node_with_an_expired_certificate_costs_a_client_its_blocks_only(
             pool.ping(0)
         pool.ping(1)
     assert expired.stats()["store_blocks"] == 0
+
+
+def test_connections_to_a_node_outlive_its_certificate(start: Start, tmp_path: Path) -> None:
+    """It expires while they are open: they go on; whoever connects then is refused with the reason."""
+    authority = make_certificates(tmp_path / "pki", ["127.0.0.1"])[0]
+    token = Token("default", admin=True, key=wire.SECRET).text
+    given = {"token": token, "tls_ca": str(authority / "ca.pem"), "shm": False, "timeout_s": 30}
+    for life_s in (3, 10, 40):  # a busy machine may take longer than a life to connect
+        end = datetime.now(UTC) + timedelta(seconds=life_s)
+        cert, key = certificate_until(tmp_path / f"for-{life_s}", authority, end)
+        server = start(tls_cert=str(cert), tls_key=str(key))
+        nodes = [f"node@127.0.0.1:{server.endpoints()['tcp_port']}"]
+        with mooncache.connect(nodes=nodes, **given) as pool:
+            try:
+                pool.ping(0)
+            except TlsError:
+                continue
+            wait_until(lambda end=end: datetime.now(UTC) > end + timedelta(seconds=1), "its end")
+            opened = server.stats()["connections_accepted"]
+            assert pool.put("block", b"value")
+            assert pool.get("block") == b"value"
+            assert server.stats()["connections_accepted"] == opened
+            with (
+                mooncache.connect(nodes=nodes, **given) as late,
+                pytest.raises(TlsError, match="certificate has expired"),
+            ):
+                late.ping(0)
+            assert pool.get("block") == b"value"
+            return
+    pytest.fail("each certificate had expired before the client was connected")

@@ -1,13 +1,18 @@
 """The tutorial's second machine, word for word, in network namespaces: invite, join, up --role, and a question to both.
 
+At the end the second machine loses its power, and comes back.
+
 What the page says is run as it stands, by root, in namespaces inside of a namespace. Changed are the folders of the
 model (two copies of a small one, in different places), the memory of the nodes, the engine (the small one), the code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +37,7 @@ from tests.docs.blocks import (
 pytestmark = MARKS
 PAGE = "docs/tutorial.md"
 A, B = 5, 6
+LONG = '"stream": true, "max_tokens": 3000, "ignore_eos": true, "messages"'
 
 
 @dataclass
@@ -55,7 +61,9 @@ class Machines:
         """The page's command in a terminal of its own on that machine."""
         text = changed(one.text.strip(), swaps)
         # A busy machine may load slower than so small a model computes; what is loaded is tested here.
-        env = environment(HOME=str(self.home(number)), MOONCACHE_CONNECTOR_BREAK_EVEN="false")
+        # A stream whose engine is silent ends soon.
+        more = {"MOONCACHE_CONNECTOR_BREAK_EVEN": "false", "MOONCACHE_GATEWAY_STALL_TIMEOUT_S": "20"}
+        env = environment(HOME=str(self.home(number)), **more)
         return open_terminal(self.opened, text, self.folder, env, self.on(number))
 
     def status(self, number: int) -> dict[str, Any]:
@@ -100,6 +108,7 @@ def join(machines: Machines) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
+@pytest.mark.timeout(900)
 def test_a_second_machine(machines: Machines) -> None:
     small = {"mooncache up": "mooncache up --engine hf --capacity 64MiB"}
     first = machines.open(
@@ -151,5 +160,57 @@ def test_a_second_machine(machines: Machines) -> None:
     assert set(urls) == {"decode-1", "10.0.0.6-decode-1"}
     assert urls["10.0.0.6-decode-1"].startswith("https://10.0.0.6:")
     assert urls["decode-1"].startswith("https://10.0.0.5:")
-    assert second.ctrl_c() == 0
+    lose_power(machines, ask)
+    come_back(machines)
     assert first.ctrl_c() == 0
+
+
+def lose_power(machines: Machines, ask: str) -> None:
+    """B is gone without a word, as without its power: its link first, then all of its processes, with a stream on them.
+
+    The stream ends with an error, and who asks again is served by A, with the same answer.
+    """
+    question = {"moon and its tides": "sun and its seasons"}
+    right = json.loads(machines.run(A, changed(ask, question)))["choices"][0]["message"]["content"]
+    begins = changed(ask, {"curl ": "curl --silent --no-buffer ", '"messages"': LONG})
+    stream = open_terminal(
+        machines.opened,
+        begins.strip(),
+        machines.folder,
+        environment(HOME=str(machines.home(A))),
+        machines.on(A),
+    )
+    stream.wait_for("data:")
+    machines.run(A, "mooncache instance undrain decode-1")
+    env = environment(HOME=str(machines.folder))
+    run_script("ip link set to-host-6 down", machines.folder, env, before=machines.enter)
+    pids = run_script("ip netns pids host-6", machines.folder, env, before=machines.enter).split()
+    assert len(pids) >= 3, "supervisor, node, worker, engine"
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    again = json.loads(machines.run(A, changed(ask, question)))
+    assert again["choices"][0]["message"]["content"] == right
+    wait_until(lambda: stream.process.poll() is not None, lambda: f"the stream ends: {stream.said()[-2000:]}")
+    assert '"error"' in stream.said()
+    assert '"finish_reason":"length"' not in stream.said().replace(" ", "")
+    wait_until(lambda: states(machines) == {"node-1": "active"}, "B's node has left the map")
+
+
+def come_back(machines: Machines) -> None:
+    """B has its power again: what is started there is in the cluster, and leaves it by Ctrl-C."""
+    env = environment(HOME=str(machines.folder))
+    run_script("ip link set to-host-6 up", machines.folder, env, before=machines.enter)
+    store_alone = {" --role engine --model /srv/qwen": " --capacity 64MiB"}
+    store = machines.open(B, block(PAGE, "mooncache up --role"), store_alone)
+    store.wait_for("Ctrl-C stops what runs on this machine")
+    both = {"node-1": "active", "10.0.0.6-node-1": "active"}
+    wait_until(lambda: states(machines) == both, "B's node is back")
+    assert store.ctrl_c() == 0
+    wait_until(lambda: states(machines) == {"node-1": "active"}, "B's node has left")
+
+
+def states(machines: Machines) -> dict[str, str]:
+    """Of the nodes in the map."""
+    known = machines.status(A)["nodes"]
+    return {node["node_id"]: node["state"] for node in known if node["state"] == "active"}

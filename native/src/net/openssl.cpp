@@ -60,6 +60,8 @@ LoadedOpenssl load() {
   MOONCACHE_BIND(SSL_shutdown);
   MOONCACHE_BIND(SSL_pending);
   MOONCACHE_BIND(SSL_get_error);
+  MOONCACHE_BIND(SSL_get_verify_result);
+  MOONCACHE_BIND(X509_verify_cert_error_string);
   MOONCACHE_BIND(ERR_get_error);
   MOONCACHE_BIND(ERR_error_string_n);
   MOONCACHE_BIND(ERR_clear_error);

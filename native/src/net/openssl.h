@@ -13,6 +13,7 @@ struct OpenSsl {
   static constexpr int kFileTypePem = 1;
   static constexpr int kVerifyPeer = 1;
   static constexpr int kVerifyFailIfNoPeerCert = 2;
+  static constexpr long kVerifyOk = 0;
   static constexpr int kErrorWantRead = 2;
   static constexpr int kErrorWantWrite = 3;
   static constexpr int kErrorZeroReturn = 6;
@@ -48,6 +49,8 @@ struct OpenSsl {
   int (*SSL_shutdown)(void* ssl);
   int (*SSL_pending)(const void* ssl);
   int (*SSL_get_error)(const void* ssl, int result);
+  long (*SSL_get_verify_result)(const void* ssl);
+  const char* (*X509_verify_cert_error_string)(long result);
   unsigned long (*ERR_get_error)();
   void (*ERR_error_string_n)(unsigned long error, char* buffer, unsigned long size);
   void (*ERR_clear_error)();

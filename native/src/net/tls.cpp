@@ -105,8 +105,15 @@ class TlsStream final : public Stream {
       default:
         break;
     }
-    const Code code = handshaken_ ? Code::kConnectionLost : Code::kTlsError;
-    return fail(code, last_error(table_, what));
+    if (handshaken_) return fail(Code::kConnectionLost, last_error(table_, what));
+    return fail(Code::kTlsError, last_error(table_, what) + refused_certificate());
+  }
+
+  // What was wrong with the peer's certificate, which the library's own error does not say.
+  std::string refused_certificate() const {
+    const long result = table_.SSL_get_verify_result(ssl_);
+    if (result == OpenSsl::kVerifyOk) return "";
+    return std::string(" (") + table_.X509_verify_cert_error_string(result) + ")";
   }
 
   const OpenSsl& table_;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,9 +18,15 @@ _STOP_S: Final = 30.0
 
 
 @contextmanager
-def own_cluster(progress: Callable[[str], None]) -> Iterator[Path]:
+def own_cluster(
+    progress: Callable[[str], None], extra_env: Mapping[str, str] | None = None
+) -> Iterator[Path]:
     """Its state folder: two prefill engines would share two processors with everything else, so there is one of them,
     and two decode engines, of which one may go.
+
+    Args:
+        progress: hears what is being started.
+        extra_env: further settings of all its processes.
 
     Raises:
         ConfigInvalid, EngineUnavailable, Internal: it did not start.
@@ -42,6 +48,7 @@ def own_cluster(progress: Callable[[str], None]) -> Iterator[Path]:
                 # What is to be shown is the hand-over and the pool, not that a small model computes fast.
                 ("MOONCACHE_CONDUCTOR_INLINE_TOKENS_MAX", "64"),
                 ("MOONCACHE_CONNECTOR_BREAK_EVEN", "false"),
+                *(extra_env or {}).items(),
             ),
         )
         cluster = EmbeddedCluster(settings)

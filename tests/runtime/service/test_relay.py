@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -14,54 +14,14 @@ from mooncache import auth, errors
 from mooncache.config import Config
 from mooncache.errors import to_metadata
 from mooncache.proto.v1 import master_pb2 as pb
-from mooncache.runtime import rpc
+from mooncache.runtime import grpc_channel, rpc
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.grpc_status import to_library
+from tests.conditions import until
+from tests.relay import relay_to
 from tests.runtime.service.support import TestService
 
 PATH = "/mooncache.v1.MasterService/"
-Change = Callable[[bytes], bytes]
-
-
-def unchanged(data: bytes) -> bytes:
-    return data
-
-
-class Relay:
-    """Passes bytes on and keeps them; `up` and `down` may change them."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
-        self.seen = bytearray()
-        self.up: Change = unchanged
-        self.down: Change = unchanged
-        self.target = ""
-
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(self._host, self._port)
-        with contextlib.suppress(OSError):
-            await asyncio.gather(self._pass(reader, back, "up"), self._pass(there, writer, "down"))
-
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                self.seen += data
-                writer.write(getattr(self, way)(data))
-                await writer.drain()
-        finally:
-            writer.close()
-
-
-@contextlib.asynccontextmanager
-async def relay_to(target: str) -> AsyncIterator[Relay]:
-    relay = Relay(target)
-    server = await asyncio.start_server(relay.connection, "127.0.0.1", 0)
-    relay.target = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield relay
-    finally:
-        server.close()
 
 
 @pytest.fixture
@@ -179,6 +139,32 @@ async def test_callers_go_on_with_the_next_life_of_a_service(service: TestServic
             assert len(again.state["contexts"]) == 1
         finally:
             await again.stop()
+
+
+async def test_a_connection_that_passes_nothing_any_more_is_replaced(
+    service: TestService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither end learns of it. Calls end at their deadlines, and go on by a new connection after a while."""
+    options = [
+        (name, 1000 if value == grpc_channel.KEEPALIVE_MS else value)
+        for name, value in grpc_channel._CHANNEL_OPTIONS
+    ]
+    monkeypatch.setattr(grpc_channel, "_CHANNEL_OPTIONS", options)
+    async with relay_to(service.grpc_target) as relay, channel(relay.target, service.token) as link:
+        await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 10.0)
+        assert relay.opened == 1
+        relay.lose()
+        with pytest.raises((errors.DeadlineExceeded, errors.MasterUnavailable)):
+            await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0)
+
+        async def answers() -> bool:
+            with contextlib.suppress(errors.MasterUnavailable, errors.DeadlineExceeded):
+                await link.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 1.0)
+                return True
+            return False
+
+        await until(answers, "an answer by another connection")
+        assert relay.opened > 1
 
 
 async def test_many_calls_at_once_are_each_carried_out_once(service: TestService) -> None:

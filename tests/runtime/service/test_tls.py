@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 from mooncache import auth, errors
 from mooncache.config import Config, load
 from mooncache.proto.v1 import master_pb2 as pb
+from mooncache.runtime import service as service_module
 from mooncache.runtime import tls
 from mooncache.runtime.certificates import make_certificates
-from tests.certificates import expired_certificate
+from mooncache.runtime.grpc_channel import GrpcChannel
+from tests.certificates import certificate_until, expired_certificate
+from tests.conditions import until
 from tests.runtime.service.support import TestService, channel
 
 
@@ -86,6 +90,92 @@ async def test_an_expired_certificate_is_refused_and_a_new_one_is_taken_at_the_n
         finally:
             await caller.close()
             await service.stop()
+
+
+async def http_line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Give each line back."""
+    with contextlib.suppress(OSError):
+        while line := await reader.readline():
+            writer.write(line)
+            await writer.drain()
+    writer.close()
+
+
+async def test_connections_outlive_their_certificate(
+    tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It expires while they are open: they go on, new ones are refused by its name, and new files heal it."""
+    monkeypatch.setattr(service_module, "CERTIFICATE_LOOK_S", 0.05)
+    for life_s in (3, 10, 40):  # a busy machine may take longer than a life to connect
+        end = datetime.now(UTC) + timedelta(seconds=life_s)
+        files = certificate_until(tmp_path / f"for-{life_s}", pki, end)
+        config = config_with(tmp_path, pki, **{"tls.cert_file": files[0], "tls.key_file": files[1]})
+        if await outlived(config, end, pki):
+            return
+    pytest.fail("each certificate had expired before both ports were connected to")
+
+
+async def outlived(config: Config, end: datetime, renewed: Path) -> bool:
+    """Whether both ports of a service were connected to before the end of its certificate; then all the rest holds."""
+    async with contextlib.AsyncExitStack() as stack:
+        service = TestService(config)
+        await service.start()
+        stack.push_async_callback(service.stop)
+        server_context = tls.http_server_context(config.tls)
+        service.keep_certificate(server_context)
+        http = await asyncio.start_server(http_line, "127.0.0.1", 0, ssl=server_context)
+        stack.callback(http.close)
+        caller = channel(service, credentials=tls.channel_credentials(config.tls))
+        stack.push_async_callback(caller.close)
+
+        async def both_go_on() -> bool:
+            writer.write(b"still here\n")
+            return (await ask(caller)).leading and await reader.readline() == b"still here\n"
+
+        async def both_take_new_ones() -> bool:
+            try:
+                _, other = await connect(http, config)
+                other.close()
+                return bool((await ask_anew(service, config)).leading)
+            except (errors.MooncacheError, ssl.SSLError):
+                return False
+
+        try:
+            assert (await ask(caller)).leading
+            reader, writer = await connect(http, config)
+        except (errors.MooncacheError, ssl.SSLError):
+            return False
+        stack.callback(writer.close)
+        await until(lambda: datetime.now(UTC) > end + timedelta(seconds=1), "its end")
+        assert await both_go_on()
+        with pytest.raises(errors.MasterUnavailable, match="certificate has expired"):
+            await ask_anew(service, config)
+        with pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"):
+            await connect(http, config)
+        assert config.tls.cert_file is not None and config.tls.key_file is not None
+        shutil.copyfile(renewed / "cert.pem", config.tls.cert_file)
+        shutil.copyfile(renewed / "key.pem", config.tls.key_file)
+        await until(both_take_new_ones, "both ports show the new certificate")
+        assert await both_go_on()
+    return True
+
+
+async def ask(caller: GrpcChannel) -> pb.GetStatusResponse:
+    return await caller.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, 30.0)
+
+
+async def ask_anew(service: TestService, config: Config) -> pb.GetStatusResponse:
+    """By a connection of its own."""
+    caller = channel(service, credentials=tls.channel_credentials(config.tls))
+    try:
+        return await ask(caller)
+    finally:
+        await caller.close()
+
+
+async def connect(http: asyncio.Server, config: Config) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    port = http.sockets[0].getsockname()[1]
+    return await asyncio.open_connection("localhost", port, ssl=tls.http_client_context(config.tls))
 
 
 def test_wrong_files_are_named(tmp_path: Path, pki: Path) -> None:
