@@ -26,7 +26,7 @@ from mooncache.accounts.core.api_key import id_of
 from mooncache.accounts.core.request_limits import HolderLimits
 from mooncache.accounts.core.spending import LedgerRow, SpendingPart
 from mooncache.accounts.core.usage import UsageCounts, UsageField, UsagePart
-from mooncache.accounts.key_store import KeyStore, keys_stamp_of
+from mooncache.accounts.key_store import KeyStore, keys_of_tenant, keys_stamp_of, revoke_key, valid_key_counts
 from mooncache.accounts.limit_store import LimitStore
 from mooncache.accounts.parts import take_part
 from mooncache.accounts.postgres import PostgresAccounts
@@ -252,7 +252,12 @@ def test_the_limit_on_keys_holds_for_those_who_make_them_at_once(
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(make, range(20))) == 5
     with KeyStore(accounts) as store:
-        assert len(store.all()) == 5
+        kept = store.all()
+    assert len(kept) == 5
+    (tenant,) = {each.tenant for each in kept.values()}
+    assert sorted(each.key_id for each in keys_of_tenant(other, tenant)) == sorted(kept)
+    ended = revoke_key(other, min(kept), 2_000)
+    assert ended.revoked_s == 2_000 and valid_key_counts(accounts, 2_000) == {tenant: 4}
 
 
 def test_parts_of_several_gateways_are_each_added_once(
