@@ -269,6 +269,14 @@ class FakeMemory final : public store::disk::Memory {
   bool wait_written(size_t count) {
     return wait_for([&] { return written_.size() >= count; });
   }
+  bool wait_all_written(uint64_t first, uint64_t count) {
+    return wait_for([&] {
+      for (uint64_t number = first; number < first + count; ++number) {
+        if (!written_.contains(key_of(number))) return false;
+      }
+      return true;
+    });
+  }
   bool wait_lost(size_t count) {
     return wait_for([&] { return lost_.size() >= count; });
   }

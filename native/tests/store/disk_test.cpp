@@ -234,5 +234,23 @@ TEST(DiskIndexTest, ABlockCostsAtMost64Bytes) {
     ASSERT_EQ(index.find(kTenant, key_of(i)) != store::kNone, i % 2 == 1) << i;
 }
 
+// A torn footer may have the entries of an earlier writing of its segment, as many as its own.
+TEST(DiskFormat, AFootersChecksumTellsItsEntriesFromOthers) {
+  std::set<uint32_t> checksums;
+  for (uint64_t number = 0; number < 20; ++number) {
+    std::vector<std::byte> entries(3 * store::disk::kFooterEntryBytes);
+    for (size_t at = 0; at < 3; ++at) {
+      store::disk::FooterEntry entry;
+      entry.header.key = key_of(3 * number + at);
+      entry.header.size = 100;
+      entry.encode(std::span(entries)
+                       .subspan(at * store::disk::kFooterEntryBytes)
+                       .first<store::disk::kFooterEntryBytes>());
+    }
+    checksums.insert(store::disk::FooterTrailer::checksum(entries));
+  }
+  EXPECT_EQ(checksums.size(), 20u);
+}
+
 }  // namespace
 }  // namespace mooncache::test

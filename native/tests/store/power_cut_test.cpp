@@ -45,13 +45,12 @@ class DiskFaultsPowerCut : public DiskTest {
   }
   // Writes and removes until the power goes.
   void live(Story& story, std::mt19937_64& random, bool reads) {
-    size_t written = 0;
     for (uint64_t round = 0; round < kRounds && !faults_->killed; ++round) {
       for (uint64_t i = 0; i < kPerRound; ++i, ++story.next) {
         story.sizes[story.next] = {size_of(story.next, 0)};
         memory_->offer(story.next, story.sizes[story.next].back());
       }
-      ASSERT_TRUE(memory_->wait_written(written += kPerRound));
+      ASSERT_TRUE(memory_->wait_all_written(story.next - kPerRound, kPerRound));
       for (int i = 0; reads && i < 4; ++i) look_at(story, random() % story.next, true);
       for (int i = 0; misreads_ && i < 4 && !faults_->killed; ++i) misread(story, random);
       std::set<uint64_t> synced;

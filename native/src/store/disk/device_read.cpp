@@ -184,6 +184,12 @@ void Device::report(const std::shared_ptr<Fetch>& fetch) {
 // What the disk did not give back is not asked for again. Its record lies there, and a start may find it: so
 // whoever removes the block still finds that there is something to remove.
 void Device::drop(const Fetch& fetch, RemoveReason reason) {
+  // A sound copy is on its way to a newer segment, and only the read of the old one was wrong.
+  const auto is_copy = [&fetch](const PendingRecord& record) {
+    return record.kept && record.from == fetch.at && record.header.key == fetch.key &&
+           record.header.tenant == fetch.tenant;
+  };
+  if (std::ranges::any_of(pending_, is_copy)) return;
   {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(fetch.tenant, fetch.key);

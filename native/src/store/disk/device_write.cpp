@@ -348,7 +348,8 @@ void Device::encode_footer(FooterBuild& footer) {
   }
   trailer.sequence = segment.sequence;
   trailer.count = static_cast<uint32_t>(footer.entries.size());
-  trailer.entries_crc32c = crc32c({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
+  trailer.entries_crc32c =
+      FooterTrailer::checksum({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
   trailer.encode(layout_.uuid, Page(footer.memory.data() + entries, kPageBytes));
 }
 

@@ -204,6 +204,15 @@ FooterEntry FooterEntry::decode(std::span<const std::byte, kFooterEntryBytes> in
   return entry;
 }
 
+// A CRC of what ends with its own CRC is the same for all contents: it would tell numbers of entries apart,
+// and not the entries of an earlier writing from those of this one.
+uint32_t FooterTrailer::checksum(std::span<const std::byte> entries) {
+  uint32_t crc = 0;
+  for (size_t at = 0; at < entries.size(); at += kFooterEntryBytes)
+    crc = crc32c(entries.subspan(at, kFooterEntryBytes - sizeof(uint32_t)), crc);
+  return crc;
+}
+
 void FooterTrailer::encode(const Uuid& uuid, Page out) const {
   Writer writer(kPageBytes);
   writer.u32(kFooterMagic);

@@ -134,6 +134,8 @@ struct FooterTrailer {
   void encode(const Uuid& uuid, Page out) const;
   // `segment_bytes` bounds the count, before anything is read or allocated for it.
   static Result<FooterTrailer> decode(const Uuid& uuid, uint64_t segment_bytes, ConstPage in);
+  // What entries_crc32c is: of whole entries, without the CRC at the end of each.
+  static uint32_t checksum(std::span<const std::byte> entries);
   static uint64_t entries_bytes(uint64_t count) { return round_up(count * kFooterEntryBytes, kPageBytes); }
 };
 
