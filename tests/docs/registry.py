@@ -346,7 +346,7 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         ("tests/conformance/test_own_stores.py::test_a_class_of_the_users_is_tried",),
     ),
     ("docs/chaos.md", "mooncache chaos run --own"): Cannot(
-        "takes minutes", ("tests/chaos/test_run.py::test_every_promise_is_kept",)
+        "takes minutes", ("tests/chaos/test_run.py::test_three_minutes_of_every_fault",)
     ),
     ("docs/chaos.md", "sudo mooncache chaos run --compose"): Cannot(
         "takes minutes", ("tests/deploy/test_compose.py::test_chaos_keeps_every_promise",)
