@@ -140,6 +140,27 @@ async def test_what_is_refused_and_kept(tmp_path: Path, http: aiohttp.ClientSess
         assert (await ask(bench, http, "GET", "/console/keys", auth))[1] == {"tenants": {}}
 
 
+async def test_a_secret_in_the_wrong_place_is_not_kept(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with served(tmp_path / "state") as (bench, _):
+        auth = bearer(bench)
+        _, made = await ask(bench, http, "POST", "/console/keys", auth, ALICE)
+        key, limit = made["key"], {"requests_per_minute": 1}
+        for method, path, body in (
+            ("POST", "/console/keys", {**ALICE, "name": key}),
+            ("POST", "/console/keys", {**ALICE, "tenant": key}),
+            ("PUT", "/console/limits", {**limit, "tenant": bench.key("alice")}),
+            ("PUT", "/console/limits", {**limit, "tenant": bench.gateway.token.text, "key_id": made["id"]}),
+            ("PUT", "/console/limits", {**limit, "tenant": "alice", "key_id": key.split(".")[2]}),
+        ):
+            status, refused = await ask(bench, http, method, path, auth, body)
+            assert status == 400, (body, refused)
+        found = [each for line in lines(accounts(bench)) if (each := read_entry(line)) is not None]
+        secrets = [text.split(".")[-1] for text in (key, bench.key("alice"), bench.gateway.token.text)]
+    assert [each.result for each in found] == ["OK"] + ["INVALID_ARGUMENT"] * 4
+    assert "[redacted]" in found[1].arguments
+    assert not [secret for secret in secrets if secret in repr(found)]
+
+
 async def test_who_may_not(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     path = tmp_path / "keys.toml"
     path.touch(mode=0o600)
@@ -194,6 +215,7 @@ async def test_a_console_that_only_shows_makes_no_key(tmp_path: Path, http: aioh
             b'{"tenant": "a", "requests_per_minute": -1}',
             b'{"tenant": "a", "tokens_under_way": 1.5}',
             b'{"tenant": "a", "key_id": 7, "tokens_under_way": 1}',
+            b'{"tenant": "a", "key_id": "0123456789ABCDEF", "tokens_under_way": 1}',
         )
     )
 )

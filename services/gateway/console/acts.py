@@ -19,7 +19,7 @@ from mooncache.gateway.core.console_acts import ActKind, ConsoleAct
 from mooncache.proto.v1 import conductor_pb2, master_pb2
 from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import Clock
-from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger, redact_text
 
 ACTS_MAX: Final = 4
 """Acts under way at a gateway at the same time."""
@@ -70,14 +70,14 @@ class AuditedActs:
         return answer, audited
 
     def _keep(self, command: Sequence[str], who: str, result: str, details: dict[str, str]) -> bool:
-        what, *arguments = command
+        what, *arguments = map(redact_text, command)
         entry = AuditEntry(
             unix_ms=round(self._clock.wall_s() * 1e3),
             who=who,
             what=what,
             arguments=arguments,
             result=result,
-            details={"by": "console", **details},
+            details={"by": "console", **{name: redact_text(text) for name, text in details.items()}},
         )
         try:
             append(self._accounts, entry)
