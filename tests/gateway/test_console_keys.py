@@ -215,6 +215,9 @@ async def test_a_console_that_only_shows_makes_no_key(tmp_path: Path, http: aioh
             b'{"tenant": "a", "requests_per_minute": -1}',
             b'{"tenant": "a", "tokens_under_way": 1.5}',
             b'{"tenant": "a", "key_id": 7, "tokens_under_way": 1}',
+            b'{"tenant": "a", "tokens_under_way": ' + b"9" * 400 + b"}",
+            b'{"tenant": "a", "requests_per_minute": ' + b"9" * 400 + b"}",
+            b'{"tenant": "a", "money_per_month": 1e400}',
             b'{"tenant": "a", "key_id": "0123456789ABCDEF", "tokens_under_way": 1}',
         )
     )

@@ -7,15 +7,15 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from mooncache.accounts.core.api_key import KeyScope, is_key_id
-from mooncache.accounts.core.request_limits import LIMIT_NAMES
+from mooncache.accounts.core.request_limits import AMOUNT_MAX, LIMIT_NAMES
 from mooncache.errors import InvalidArgument
 
 BODY_BYTES_MAX: Final = 4096
 _EXPIRES_S_MAX: Final = 253_402_300_799  # the last second of the year 9999
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=_EXPIRES_S_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
-_Amount = Annotated[float, msgspec.Meta(ge=0)]
-_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
+_Whole = Annotated[int, msgspec.Meta(ge=0, le=int(AMOUNT_MAX))]
 
 
 class AskedKey(msgspec.Struct, forbid_unknown_fields=True):
