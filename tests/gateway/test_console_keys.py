@@ -291,6 +291,8 @@ async def test_keys_in_a_browser(tmp_path: Path, http: aiohttp.ClientSession) ->
         await page.value("document.querySelector('dialog button[type=submit]').click()")
         await page.until("document.querySelector('dialog [role=status]')?.textContent.startsWith('Done')")
         assert bench.gateway.state.keyring.limits_of("alice", "token")[0].requests_per_minute == 600
+        kept = read_entry(list(lines(accounts(bench)))[-1])
+        assert kept is not None and kept.arguments == ["alice", "--requests-per-minute", "600"], "no other"
         await page.press("Escape")
         await page.until("!document.querySelector('dialog')")
         await page.press("Escape")
