@@ -91,7 +91,7 @@ function form(title, parts, label, work) {
 
   async function submit(event) {
     event.preventDefault();
-    const body = await asked(said, [main], () => work(fields));
+    const body = await asked(said, [main], close, () => work(fields));
     if (body) close.focus();
   }
 
