@@ -49,7 +49,7 @@ class CounterRates:
             return
         if self._looks:
             if at_s - self._looks[-1][0] > _GAP_WINDOWS_MAX * self._window_s:
-                self._looks.clear()  # the mean of a time in which nobody looked is not of the last seconds
+                self._looks.clear()  # a mean over a time without looks is not of the last seconds
             else:
                 self._forget_restarted(counters)
         self._looks.append((at_s, counters))
