@@ -36,6 +36,7 @@ _FORMAT: Final = DatabaseFormat(
 _COLUMNS: Final = ", ".join(("tenant", "key_id", *LIMIT_NAMES))
 _MARKS: Final = ", ".join("?" * (2 + len(LIMIT_NAMES)))
 _INSERT: Final = f"INSERT INTO request_limit ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
+_SELECT_ONE: Final = f"SELECT {_COLUMNS} FROM request_limit WHERE tenant = ? AND key_id = ?"  # noqa: S608
 _LimitRow = tuple[str, str, float, float, int, int, float]
 
 
@@ -50,13 +51,31 @@ class LimitStore(AccountStore):
         """Keep all limits of a tenant (`key_id` "") or of a key. Raises InvalidArgument, LimitExceeded."""
         limits.check()
         _check_holder(tenant, key_id)
-        ask = self._database.ask
         with self._database.transaction(changes=True):
-            ask("DELETE FROM request_limit WHERE tenant = ? AND key_id = ?", (tenant, key_id))
-            if not limits:
-                return
-            self._check_room(ask("SELECT count(*) FROM request_limit")[0][0] + 1)
-            ask(_INSERT, (tenant, key_id, *astuple(limits)))
+            self._keep(tenant, key_id, limits)
+
+    def change(self, tenant: str, key_id: str, given: Mapping[str, float]) -> HolderLimits:
+        """Change those that are named, whatever others change at the same time; all that the holder has then.
+
+        Raises InvalidArgument, LimitExceeded, ConfigInvalid.
+        """
+        replace(HolderLimits(), **given).check()  # type: ignore[arg-type]
+        _check_holder(tenant, key_id)
+        with self._database.transaction(changes=True):
+            rows = self._database.ask(_SELECT_ONE, (tenant, key_id))
+            known = self._row(rows[0])[1] if rows else HolderLimits()
+            limits = replace(known, **given)  # type: ignore[arg-type]
+            self._keep(tenant, key_id, limits)
+        return limits
+
+    def _keep(self, tenant: str, key_id: str, limits: HolderLimits) -> None:
+        """Within a transaction."""
+        ask = self._database.ask
+        ask("DELETE FROM request_limit WHERE tenant = ? AND key_id = ?", (tenant, key_id))
+        if not limits:
+            return
+        self._check_room(ask("SELECT count(*) FROM request_limit")[0][0] + 1)
+        ask(_INSERT, (tenant, key_id, *astuple(limits)))
 
     def take_over(self, limits: Mapping[LimitHolder, HolderLimits]) -> LimitCopies:
         """Keep limits of another place for those who have none here. All or nothing. Raises LimitExceeded."""
@@ -102,10 +121,7 @@ def change_limits(place: AccountsPlace, tenant: str, key_id: str, given: Mapping
     Raises InvalidArgument, LimitExceeded, ConfigInvalid, AccountsUnavailable.
     """
     with LimitStore(place, create=True) as store:
-        known = store.all().get((tenant, key_id), HolderLimits())
-        limits = replace(known, **given)  # type: ignore[arg-type]
-        store.set(tenant, key_id, limits)
-    return limits
+        return store.change(tenant, key_id, given)
 
 
 def all_limits(place: AccountsPlace) -> dict[LimitHolder, HolderLimits]:

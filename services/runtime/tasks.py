@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[object]]) -> None:
@@ -20,3 +23,20 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await event.wait()
+
+
+async def uninterrupted(task: asyncio.Task[Result]) -> Result:
+    """The task's result. When the caller is cancelled the task goes on, and its error is dropped.
+
+    Raises what the task raises.
+    """
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_drop_error)
+        raise
+
+
+def _drop_error(task: asyncio.Task[Result]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import aiohttp
@@ -13,9 +15,9 @@ from aiohttp import web
 
 from mooncache.accounts import limit_store
 from mooncache.accounts.core.api_key import id_of
-from mooncache.accounts.core.request_limits import HolderLimits
+from mooncache.accounts.core.request_limits import LIMIT_NAMES, HolderLimits
 from mooncache.accounts.database import AccountsPlace
-from mooncache.accounts.limit_store import FILE_NAME, LimitStore, limits_stamp_of
+from mooncache.accounts.limit_store import FILE_NAME, LimitStore, all_limits, change_limits, limits_stamp_of
 from mooncache.cli.app import run as cli
 from mooncache.errors import ConfigInvalid, InvalidArgument, LimitExceeded
 from mooncache.gateway.core.holders import holder_of, of_key, split_holder
@@ -55,6 +57,29 @@ def test_limits_are_kept(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) 
         store.set("moon", "", HolderLimits())
         assert list(store.all()) == [("moon", KEY)], "without limits there is no row"
     assert limits_stamp_of(place) != stamp
+
+
+def test_changes_at_the_same_time_are_all_kept(place: AccountsPlace) -> None:
+    """Each changes a limit of its own, over and over; none takes another one's back."""
+    rounds, begin = 5, Barrier(len(LIMIT_NAMES))
+    with LimitStore(place, create=True) as store:
+        store.set("moon", KEY, HolderLimits(tokens_under_way=5))
+
+    def change(name: str) -> HolderLimits:
+        begin.wait()
+        for amount in range(1, rounds + 1):
+            found = change_limits(place, "moon", "", {name: amount})
+            assert getattr(found, name) == amount
+        return found
+
+    with ThreadPoolExecutor(len(LIMIT_NAMES)) as pool:
+        answers = list(pool.map(change, LIMIT_NAMES))
+    whole = HolderLimits(*(rounds for _ in LIMIT_NAMES))
+    assert whole in answers, "whoever was last has all"
+    assert all_limits(place) == {("moon", ""): whole, ("moon", KEY): HolderLimits(tokens_under_way=5)}
+    with pytest.raises(InvalidArgument):
+        change_limits(place, "moon", "", {"tokens_per_minute": -1})
+    assert all_limits(place)["moon", ""] == whole
 
 
 def test_limits_that_are_none(place: AccountsPlace) -> None:

@@ -89,11 +89,32 @@ def test_time_in_which_the_conductor_was_stopped_is_no_silence() -> None:
     silent, _ = book.register(replace(INFO, instance_id="b"), InstanceState.READY, -5.0)
     assert book.expire(1.0) == []
     assert (one.state, silent.state) == (InstanceState.READY, InstanceState.SUSPECT)
-    book.unheard(20.0)
+    book.unheard(20.0, 21.0)
     assert book.expire(21.0) == []
     assert (one.state, silent.state) == (InstanceState.READY, InstanceState.SUSPECT)
     assert book.expire(22.5) == []
     assert one.state == InstanceState.SUSPECT, "it says nothing now either"
+    book.check()
+
+
+def test_a_conductor_that_is_late_at_each_look_notices_silence() -> None:
+    book = registry()
+    silent, _ = book.register(INFO, InstanceState.READY, 0.0)
+    heard, _ = book.register(replace(INFO, instance_id="b"), InstanceState.READY, 0.0)
+    now_s = 0.0
+    while now_s < 9.0:
+        now_s += 1.0
+        book.report(heard, InstanceState.READY, InstanceLoad(), "", now_s - 0.1)
+        book.unheard(0.75, now_s)
+        assert book.expire(now_s) == []
+        assert (silent.state == InstanceState.READY) == (now_s < 2.75)
+        assert heard.ready
+    assert book.expire(11.0) == [silent], "the lease and the longest late look"
+    book.unheard(5.0, 11.0)  # it was heard 2.1 s ago: no more than that is excused
+    book.expire(12.9)
+    assert heard.ready
+    book.expire(13.1)
+    assert heard.state == InstanceState.SUSPECT
     book.check()
 
 

@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 
 from mooncache.config import load
 from mooncache.errors import ConfigInvalid
+from mooncache.gateway.core.queue_place import OFFLINE_S
 from mooncache.gateway.service import GatewayService
 from mooncache.gateway.shell.batch_store import BatchStore
 from mooncache.proto.v1 import conductor_pb2 as pb
@@ -246,6 +247,22 @@ async def test_requests_of_a_batch_stand_behind_online_ones_in_the_engines_queue
         assert online.choices
         offline_place, online_place = (body["priority"] for body in bench.engines["e"].requests)
         assert offline_place > online_place, "though it came first"
+
+
+async def test_what_a_batch_waited_for_admission_is_no_part_of_its_place(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (bench, client):
+        admitted = bench.plan("e")
+        admitted.decode.orders_by_priority = True
+        busy = pb.ScheduleResponse(admitted=False, retry_after_ms=5, reason=pb.ADMISSION_REASON_OFFLINE)
+        bench.conductor.plans = [busy]
+        begun = await submit(client, jsonl(line("a")))
+        await until(lambda: len(bench.conductor.scheduled) > 1)
+        clock = bench.gateway.state.clock
+        online_ms = clock.wall_s() * 1e3
+        await until(lambda: clock.wall_s() * 1e3 > online_ms + 50)
+        bench.conductor.plans = [admitted]
+        await ended(client, begun.id)
+        assert bench.engines["e"].requests[0]["priority"] > online_ms + OFFLINE_S * 1e3
 
 
 async def test_nothing_is_sent_while_nothing_is_idle_and_a_batch_can_be_cancelled(tmp_path: Path) -> None:

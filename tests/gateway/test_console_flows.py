@@ -40,6 +40,23 @@ def test_rates_are_of_a_window_and_of_counters_that_grow() -> None:
     assert rates.rates() == {"n": {"stored_bytes": 50.0}}
 
 
+def test_nothing_is_a_rate_of_a_time_without_looks_or_across_a_restart() -> None:
+    rates = CounterRates(window_s=10.0)
+    rates.take(0.0, {"n": {"stored_bytes": 0}})
+    rates.take(2.0, {"n": {"stored_bytes": 20}})
+    rates.take(3600.0, {"n": {"stored_bytes": 10**9}})  # the page was closed for an hour
+    assert rates.rates() == {}
+    rates.take(3602.0, {"n": {"stored_bytes": 10**9 + 20}, "m": {"hit_bytes": 100, "up_bytes": 8}})
+    assert rates.rates() == {"n": {"stored_bytes": 10.0}}
+    rates.take(3604.0, {"n": {"stored_bytes": 10**9 + 40}, "m": {"hit_bytes": 4, "up_bytes": 8}})
+    rates.take(3606.0, {"n": {"stored_bytes": 10**9 + 60}, "m": {"hit_bytes": 300, "up_bytes": 9}})
+    assert rates.rates() == {"n": {"stored_bytes": 10.0}}, "m was started again and passed what it had"
+    for at_s in range(3608, 3622, 2):
+        more = 25 * (at_s - 3606)
+        rates.take(float(at_s), {"m": {"hit_bytes": 300 + more, "up_bytes": 9 + more}})
+    assert rates.rates() == {"m": {"hit_bytes": 25.0, "up_bytes": 25.0}}
+
+
 def test_flows_are_sums_by_role() -> None:
     nodes = {"n1": {"stored_bytes": 10.0, "hit_bytes": 5.0}, "n2": {"stored_bytes": 1.0}}
     engines = {
@@ -95,6 +112,14 @@ def test_an_incident_has_a_begin_and_an_end() -> None:
         ("n", 6.0, False),
         ("f", 5.0, True),
     ]
+
+
+def test_an_incident_does_not_end_before_its_begin_when_the_clock_is_set_back() -> None:
+    book = IncidentBook(0.0)
+    book.take(100.0, "instance", rows_of({"e": "suspect"}))
+    book.take(40.0, "instance", rows_of({"e": "ready"}))
+    book.check()
+    assert book.newest()[0]["until_s"] == 100.0
 
 
 @given(LOOKS)

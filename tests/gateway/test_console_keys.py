@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ from hypothesis import strategies as st
 
 from mooncache.accounts.audit_log import AUDIT_FILE, lines
 from mooncache.accounts.core.audit import read_entry
-from mooncache.accounts.key_store import FILE_NAME
+from mooncache.accounts.key_store import FILE_NAME, create_key
 from mooncache.bench.operate.browser import browsing, find_browser
 from mooncache.cli.app import run as cli
 from mooncache.errors import InvalidArgument
+from mooncache.gateway.console import keys
 from mooncache.gateway.console.keys import created_command, limits_command
 from mooncache.gateway.core.console_keys import parse_key, parse_limits
+from tests.conditions import until
 from tests.gateway.stand_in import Bench
 from tests.gateway.test_console import bearer, served, sign_in
 from tests.gateway.test_console_browser import enter
@@ -140,6 +143,27 @@ async def test_what_is_refused_and_kept(tmp_path: Path, http: aiohttp.ClientSess
         assert (await ask(bench, http, "GET", "/console/keys", auth))[1] == {"tenants": {}}
 
 
+async def test_a_secret_in_the_wrong_place_is_not_kept(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    async with served(tmp_path / "state") as (bench, _):
+        auth = bearer(bench)
+        _, made = await ask(bench, http, "POST", "/console/keys", auth, ALICE)
+        key, limit = made["key"], {"requests_per_minute": 1}
+        for method, path, body in (
+            ("POST", "/console/keys", {**ALICE, "name": key}),
+            ("POST", "/console/keys", {**ALICE, "tenant": key}),
+            ("PUT", "/console/limits", {**limit, "tenant": bench.key("alice")}),
+            ("PUT", "/console/limits", {**limit, "tenant": bench.gateway.token.text, "key_id": made["id"]}),
+            ("PUT", "/console/limits", {**limit, "tenant": "alice", "key_id": key.split(".")[2]}),
+        ):
+            status, refused = await ask(bench, http, method, path, auth, body)
+            assert status == 400, (body, refused)
+        found = [each for line in lines(accounts(bench)) if (each := read_entry(line)) is not None]
+        secrets = [text.split(".")[-1] for text in (key, bench.key("alice"), bench.gateway.token.text)]
+    assert [each.result for each in found] == ["OK"] + ["INVALID_ARGUMENT"] * 4
+    assert "[redacted]" in found[1].arguments
+    assert not [secret for secret in secrets if secret in repr(found)]
+
+
 async def test_who_may_not(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     path = tmp_path / "keys.toml"
     path.touch(mode=0o600)
@@ -194,6 +218,10 @@ async def test_a_console_that_only_shows_makes_no_key(tmp_path: Path, http: aioh
             b'{"tenant": "a", "requests_per_minute": -1}',
             b'{"tenant": "a", "tokens_under_way": 1.5}',
             b'{"tenant": "a", "key_id": 7, "tokens_under_way": 1}',
+            b'{"tenant": "a", "tokens_under_way": ' + b"9" * 400 + b"}",
+            b'{"tenant": "a", "requests_per_minute": ' + b"9" * 400 + b"}",
+            b'{"tenant": "a", "money_per_month": 1e400}',
+            b'{"tenant": "a", "key_id": "0123456789ABCDEF", "tokens_under_way": 1}',
         )
     )
 )
@@ -214,6 +242,47 @@ def test_acts_are_kept_as_the_command_that_does_the_same() -> None:
     assert " ".join(limits_command(limits)) == "tenant set a --requests-per-minute 60 --money-per-month 0.5"
     limits.key_id = "0123456789abcdef"
     assert limits_command(limits)[:2] == ["key limit", "0123456789abcdef"]
+
+
+async def test_a_new_key_is_seen_until_it_is_put_away_and_no_longer(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = find_browser()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine (Debian package chromium)")
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any, **more: Any) -> Any:
+        asked.set()
+        goes_on.wait(60)
+        return create_key(*arguments, **more)
+
+    monkeypatch.setattr(keys, "create_key", slowly)
+    async with (
+        served(tmp_path / "state") as (bench, _),
+        browsing(program, tmp_path / "browser", http) as page,
+    ):
+        await enter(page, bench.url, bench.gateway.token.text)
+        await page.until("!document.querySelector('#nav').hidden")
+        await page.value("location.hash = '#/tenant/alice'")
+        await page.until("document.querySelector('.heading button.main') !== null")
+        await page.value("document.querySelector('.heading button.main').click()")
+        await page.until("document.querySelector('dialog[open] form') !== null")
+        await page.press("Enter")
+        await until(asked.is_set)
+        for _ in range(2):
+            await page.press("Escape")
+        assert await page.value("document.querySelector('dialog[open] .find button.quiet').disabled")
+        goes_on.set()
+        secret = "document.querySelector('dialog[open] input.secret')?.value"
+        key = await page.until(secret)
+        await page.press("1")
+        assert await page.value("location.hash") == "#/tenant/alice"
+        assert await page.value(secret) == key
+        await page.value("document.querySelector('#leave').click()")
+        await page.until("document.querySelector('#nav').hidden")
+        await page.until("!document.querySelector('dialog')")
+        assert not page.complaints
 
 
 async def test_keys_in_a_browser(tmp_path: Path, http: aiohttp.ClientSession) -> None:
@@ -266,6 +335,8 @@ async def test_keys_in_a_browser(tmp_path: Path, http: aiohttp.ClientSession) ->
         await page.value("document.querySelector('dialog button[type=submit]').click()")
         await page.until("document.querySelector('dialog [role=status]')?.textContent.startsWith('Done')")
         assert bench.gateway.state.keyring.limits_of("alice", "token")[0].requests_per_minute == 600
+        kept = read_entry(list(lines(accounts(bench)))[-1])
+        assert kept is not None and kept.arguments == ["alice", "--requests-per-minute", "600"], "no other"
         await page.press("Escape")
         await page.until("!document.querySelector('dialog')")
         await page.press("Escape")

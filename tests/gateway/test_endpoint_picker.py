@@ -117,7 +117,8 @@ async def test_both_legs_of_a_request(tmp_path: Path, tokenizer_folder: Path) ->
     async with proxied(tmp_path, tokenizer_folder) as there:
         bench = there.bench
         extra = {"temperature": 0.5, "unknown_field": {"a": [1.50]}, "cache_salt": "mine", "priority": 3}
-        forged = {"x-gateway-destination-endpoint": "10.1.1.1:1", "x-request-id": "req-1"}
+        placed = {"X-Vllm-Priority": "-1000000", "X-data-parallel-rank": "1"}
+        forged = {"x-gateway-destination-endpoint": "10.1.1.1:1", "x-request-id": "req-1", **placed}
         async with there.post({**CHAT, **extra, "bootstrap_host": "x"}, headers=forged) as response:
             assert response.status == 200, await response.text()
             assert response.headers["x-request-id"] == "req-1"
@@ -138,6 +139,7 @@ async def test_both_legs_of_a_request(tmp_path: Path, tokenizer_folder: Path) ->
         assert headers["authorization"] == f"Bearer {engine_key(bench.gateway.token)}"
         assert headers["x-gateway-destination-endpoint"] == endpoint(decode)
         assert headers["x-request-id"] == "req-1"
+        assert not {name.lower() for name in placed} & {name.lower() for name in headers}
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 32
         assert "kv_transfer_params" not in answer
         await bench.conductor.wait_for_phase("FINISHED")

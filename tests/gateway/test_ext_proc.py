@@ -227,6 +227,8 @@ def test_fallbacks_follow_the_chosen_one() -> None:
     there = [instance("i1"), instance("i2", engine_token="new"), instance("i3")]
     assert [one.instance_id for one in fallbacks(there, "i1", (), 5)] == ["i3"], "Envoy has one key for all"
     assert fallbacks(there, "i2", (), 5) == []
+    there = [instance("i1", orders_by_priority=True), instance("i2"), instance("i3", orders_by_priority=True)]
+    assert [one.instance_id for one in fallbacks(there, "i1", (), 5)] == ["i3"], "vLLM refuses other places"
 
 
 def test_bodies_are_cut_into_pieces() -> None:

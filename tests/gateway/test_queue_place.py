@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mooncache.gateway.core.queue_place import OFFLINE_S, PRIORITY_MAX, PRIORITY_S, queue_place
 from mooncache.proto.v1 import conductor_pb2 as pb
-from tests.gateway.stand_in import Bench
+from tests.gateway.stand_in import Bench, FakeEngine, running
 from tests.gateway.test_two_legs import CHAT, two_legs
 
 NOW_S = 1.8e9
@@ -72,3 +72,17 @@ async def test_only_engines_that_order_by_it_get_a_place_and_no_client_names_its
         _, first = await places(bench, http, operator, priority=4)
         assert first is not None
         assert first < decode, "the cluster token may say so"
+
+
+async def test_without_a_conductor_a_leg_has_a_place_too(tmp_path: Path, http: aiohttp.ClientSession) -> None:
+    engines = [FakeEngine("e")]
+    for orders in (True, False):
+        async with running(tmp_path / str(orders), engines, instance={"orders_by_priority": orders}) as bench:
+            await bench.conductor.stop()
+            body, headers = CHAT | {"priority": -1000}, bench.auth()
+            async with http.post(bench.url + "/v1/chat/completions", json=body, headers=headers) as response:
+                assert response.status == 200, await response.text()
+                assert response.headers["x-mooncache-decision"] == "unscheduled"
+            now_ms = bench.gateway.state.clock.wall_s() * 1e3
+        place = engines[0].requests[-1].get("priority")
+        assert (place is not None and now_ms - 60_000 < place <= now_ms) if orders else place is None

@@ -19,7 +19,7 @@ async def run_once(state: ConductorState) -> None:
     late_s = now_s - state.looked_s - EXPIRE_INTERVAL_S
     state.looked_s = now_s
     if late_s > EXPIRE_INTERVAL_S:
-        state.core.registry.unheard(late_s)
+        state.core.registry.unheard(late_s, now_s)
     before = {instance.info.instance_id: instance.state for instance in state.core.registry}
     gone, stale = state.core.expire(now_s)
     for instance in gone:

@@ -97,6 +97,7 @@ class Instance:
     next_report_s: float = 0.0  # after how long it is to report again
     suspect_at_s: float = 0.0  # when its silence means something
     gone_at_s: float = 0.0  # when it is forgotten
+    excused_s: float = 0.0  # of its silence: this process did not run
     sequence: int = 0  # of its last cache changes that were taken in; 0: none were
     want_full: bool = False
     surplus: int = 0  # of the last report
@@ -294,11 +295,17 @@ class Registry:
             self._heard(instance, now_s)
             self._update_state(instance, now_s)
 
-    def unheard(self, seconds: float) -> None:
-        """This process did not run for so long: what was not heard meanwhile is no silence of theirs."""
+    def unheard(self, seconds: float, now_s: float) -> None:
+        """This process did not run for so long until now: what was not heard meanwhile is no silence of theirs.
+
+        Only the longest such time of a silence counts. A process that runs late again and again reads reports in
+        between, so who is still not heard is silent.
+        """
         for instance in self._instances.values():
-            instance.suspect_at_s += seconds
-            instance.gone_at_s += seconds
+            more_s = max(0.0, min(seconds, now_s - instance.reported_s) - instance.excused_s)
+            instance.excused_s += more_s
+            instance.suspect_at_s += more_s
+            instance.gone_at_s += more_s
 
     def expire(self, now_s: float) -> list[Instance]:
         """Make silent instances suspect and forget those whose lease is over; return the forgotten."""
@@ -361,6 +368,7 @@ class Registry:
         """
         now_s = max(now_s, instance.reported_s)
         instance.reported_s, instance.next_report_s = now_s, self._pause_s(instance, now_s)
+        instance.excused_s = 0.0
         spaced_s = max(instance.next_report_s, self.interval_s)
         if spaced_s <= self._report_interval_s:
             spaced_s = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -13,19 +13,21 @@ from mooncache.accounts.core.audit import DONE, AuditEntry
 from mooncache.accounts.database import AccountsPlace
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.client.master_link import MasterLink
-from mooncache.errors import OK, LimitExceeded, MooncacheError, NotFound
+from mooncache.errors import OK, Internal, LimitExceeded, MooncacheError, NotFound
 from mooncache.gateway.console.messages import act_request
 from mooncache.gateway.core.console_acts import ActKind, ConsoleAct
 from mooncache.proto.v1 import conductor_pb2, master_pb2
 from mooncache.runtime.channel import Response
 from mooncache.runtime.clock import Clock
-from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.logs import Event, get_logger, redact_text
+from mooncache.runtime.tasks import uninterrupted
 
 ACTS_MAX: Final = 4
 """Acts under way at a gateway at the same time."""
 PIN_S: Final = 3600
 _CALL_S: Final = 10.0
 _ATTEMPT_S: Final = 5.0
+_CLOSE_S: Final = 5.0
 
 Answer = TypeVar("Answer")
 log = get_logger(__name__)
@@ -44,19 +46,32 @@ class AuditedActs:
     def __init__(self, clock: Clock, accounts: AccountsPlace) -> None:
         """accounts: where the audit log is."""
         self._clock, self._accounts = clock, accounts
-        self._under_way = 0
+        self._under_way: set[asyncio.Task[Any]] = set()
 
     async def run(
         self, command: Sequence[str], who: str, details: dict[str, str], work: Callable[[], Awaitable[Answer]]
     ) -> tuple[Answer, bool]:
         """Do it, and keep it under the command that does the same; its answer, and whether the log has it.
 
-        details: what the entry says beyond the command; `work` may add to them. Raises LimitExceeded, and what `work`
-        raises.
+        It goes on when who asked leaves: what has begun in a thread cannot be taken back, and is kept as what came of
+        it. details: what the entry says beyond the command; `work` may add to them. Raises LimitExceeded, and what
+        `work` raises.
         """
-        if self._under_way >= ACTS_MAX:
+        if len(self._under_way) >= ACTS_MAX:
             raise LimitExceeded("Too many acts are under way on this console; try again.")
-        self._under_way += 1
+        act = asyncio.create_task(self._run(command, who, details, work))
+        self._under_way.add(act)
+        act.add_done_callback(self._under_way.discard)
+        return await uninterrupted(act)
+
+    async def close(self) -> None:
+        """Wait for the acts under way, for a while."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=_CLOSE_S)
+
+    async def _run(
+        self, command: Sequence[str], who: str, details: dict[str, str], work: Callable[[], Awaitable[Answer]]
+    ) -> tuple[Answer, bool]:
         result, audited = "CANCELLED", False
         try:
             answer = await work()
@@ -64,20 +79,22 @@ class AuditedActs:
         except MooncacheError as error:
             result = error.name
             raise
+        except Exception:
+            result = Internal.name
+            raise
         finally:
-            self._under_way -= 1
             audited = await asyncio.shield(asyncio.to_thread(self._keep, command, who, result, details))
         return answer, audited
 
     def _keep(self, command: Sequence[str], who: str, result: str, details: dict[str, str]) -> bool:
-        what, *arguments = command
+        what, *arguments = map(redact_text, command)
         entry = AuditEntry(
             unix_ms=round(self._clock.wall_s() * 1e3),
             who=who,
             what=what,
             arguments=arguments,
             result=result,
-            details={"by": "console", **details},
+            details={"by": "console", **{name: redact_text(text) for name, text in details.items()}},
         )
         try:
             append(self._accounts, entry)

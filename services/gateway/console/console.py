@@ -53,9 +53,9 @@ class Console:
         link = ConductorLink(config.cluster.conductor_target, tokens, config, listen=False)
         master = _master_link(config, tokens, clock)
         self._may_act = config.gateway.console_acts
-        acts = AuditedActs(clock, accounts)
-        self.acts = ConsoleActs(link, master, acts)
-        self.keys = ConsoleKeys(acts, clock, accounts)
+        self._audited = AuditedActs(clock, accounts)
+        self.acts = ConsoleActs(link, master, self._audited)
+        self.keys = ConsoleKeys(self._audited, clock, accounts)
         self.doctor = DoctorRuns(clock)
         self.collector = Collector(
             link,
@@ -140,6 +140,7 @@ class Console:
     async def close(self) -> None:
         """End all streams and connections."""
         self.viewers.close()
+        await self._audited.close()
         await self.doctor.close()
         await self.collector.close()
 

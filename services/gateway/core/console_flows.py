@@ -8,6 +8,9 @@ from typing import Any, Final, NamedTuple
 
 WINDOW_S: Final = 10.0
 _LOOKS_MAX: Final = 16
+_GAP_WINDOWS_MAX: Final = (
+    6  # between two looks; they are as far apart only in clusters of many thousand instances
+)
 TENANTS_SHOWN: Final = 8
 OTHERS: Final = "(others)"
 Counters = Mapping[str, Mapping[str, int]]
@@ -44,9 +47,26 @@ class CounterRates:
         """A look; one that is not newer than the last is ignored."""
         if self._looks and at_s <= self._looks[-1][0]:
             return
+        if self._looks:
+            if at_s - self._looks[-1][0] > _GAP_WINDOWS_MAX * self._window_s:
+                self._looks.clear()  # a mean over a time without looks is not of the last seconds
+            else:
+                self._forget_restarted(counters)
         self._looks.append((at_s, counters))
         while len(self._looks) > 2 and self._looks[1][0] <= at_s - self._window_s:
             self._looks.popleft()
+
+    def _forget_restarted(self, counters: Counters) -> None:
+        """Forget looks at owners of which a counter fell: later it may pass what it was, and the rate be wrong."""
+        last = self._looks[-1][1]
+        restarted = {
+            owner
+            for owner, now in counters.items()
+            if any(value < last.get(owner, {}).get(name, value) for name, value in now.items())
+        }
+        if restarted:
+            for at, (at_s, old) in enumerate(self._looks):
+                self._looks[at] = (at_s, {owner: old[owner] for owner in old if owner not in restarted})
 
     def rates(self) -> dict[str, dict[str, float]]:
         """A second's growth of each counter that did not fall; owners that were not there before have none."""

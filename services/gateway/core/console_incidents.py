@@ -71,7 +71,7 @@ class IncidentBook:
     def _end(self, subject: Subject, at_s: float, *, gone: bool) -> None:
         ended = self._open.pop(subject, None)
         if ended is not None:
-            ended.until_s, ended.gone = at_s, gone
+            ended.until_s, ended.gone = max(at_s, ended.since_s), gone  # the clock may have been set back
             self._ended.append(ended)
 
     def check(self) -> None:

@@ -6,16 +6,16 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from mooncache.accounts.core.api_key import KeyScope
-from mooncache.accounts.core.request_limits import LIMIT_NAMES
+from mooncache.accounts.core.api_key import KeyScope, is_key_id
+from mooncache.accounts.core.request_limits import AMOUNT_MAX, LIMIT_NAMES
 from mooncache.errors import InvalidArgument
 
 BODY_BYTES_MAX: Final = 4096
 _EXPIRES_S_MAX: Final = 253_402_300_799  # the last second of the year 9999
 _Moment = Annotated[int, msgspec.Meta(ge=0, le=_EXPIRES_S_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
-_Amount = Annotated[float, msgspec.Meta(ge=0)]
-_Whole = Annotated[int, msgspec.Meta(ge=0)]
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
+_Whole = Annotated[int, msgspec.Meta(ge=0, le=int(AMOUNT_MAX))]
 
 
 class AskedKey(msgspec.Struct, forbid_unknown_fields=True):
@@ -55,8 +55,10 @@ def parse_key(body: bytes) -> AskedKey:
 
 
 def parse_limits(body: bytes) -> AskedLimits:
-    """Raises InvalidArgument for what is no such question, or names no limit."""
+    """Raises InvalidArgument for what is no such question, or names no limit, or what can be the id of no key."""
     asked = _parsed(_LIMITS, body)
+    if asked.key_id and not is_key_id(asked.key_id):
+        raise InvalidArgument("An id of a key has 16 hexadecimal digits.")
     if not asked.given():
         raise InvalidArgument(f"Name at least one of {', '.join(LIMIT_NAMES)}.")
     return asked

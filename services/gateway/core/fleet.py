@@ -34,6 +34,7 @@ class EngineInstance:
     tokenizer_path: str = ""
     passport_json: str = ""  # "" without one
     engine_token: str = ""  # fingerprint of the cluster token whose key it takes; "" when it does not say
+    orders_by_priority: bool = False  # its queue takes the field `priority`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Where a request stands in an engine's queue: a number in its leg, of which engines take the lowest first.
 
-The number is a moment: when the request came, put off by what its class and its priority are worth. So equals are
-first come, first served, over all gateways; offline work lets online requests pass that came up to a minute later; and
-nothing starves, because whatever comes later still stands behind.
+The number is a moment: when it was first sent, put off by what its class and its priority are worth. So equals are
+first come, first served, over all gateways; offline work lets online requests pass that are sent up to a minute later;
+and nothing starves, because whatever comes later still stands behind.
 """
 
 from __future__ import annotations

@@ -64,14 +64,15 @@ def fallbacks(
     """Instances that could generate instead of the chosen one, at most `count`.
 
     They follow the chosen one in the list, so that the requests of an instance that ends go to different ones. They
-    take the same key, since Envoy sends each of them the same headers.
+    take the same key, and a place in their queue or none like it, since Envoy sends each of them the same.
     """
     left_out = {chosen, *excluded}
     at = next((number for number, one in enumerate(instances) if one.instance_id == chosen), 0)
     turned = [*instances[at + 1 :], *instances[:at]]
     able = [one for one in turned if one.can_generate and one.is_ready and one.instance_id not in left_out]
     token = token_of(instances, chosen)
-    return [one for one in able if one.engine_token == token][:count]
+    ordered = any(one.orders_by_priority for one in instances if one.instance_id == chosen)
+    return [one for one in able if (one.engine_token, one.orders_by_priority) == (token, ordered)][:count]
 
 
 def token_of(instances: Iterable[EngineInstance], instance_id: str) -> str:

@@ -33,7 +33,13 @@ from mooncache.runtime import tracing
 from mooncache.runtime.grpc_server import address
 
 _RESOLVE_S: Final = 2.0
-_NOT_FOR_ENGINES: Final = ("accept-encoding", MODEL_REWRITE, "expect")
+_NOT_FOR_ENGINES: Final = (
+    "accept-encoding",
+    MODEL_REWRITE,
+    "expect",
+    "x-vllm-priority",  # vLLM reads these two before the body: a client would choose its place in the queue
+    "x-data-parallel-rank",
+)
 
 
 async def handle_chat(state: GatewayState, exchange: Exchange) -> None:

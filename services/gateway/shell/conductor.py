@@ -113,7 +113,9 @@ class Conductor:
         instance = self._fleet.next_instance(asked.model, asked.exclude)
         if instance is None:
             raise faults.refuse(NoInstances(f"No instance that serves {asked.model} can be reached now."))
-        return RequestPlan(LegPlan(instance.instance_id, instance.url), summary="unscheduled")
+        ordered = instance.orders_by_priority
+        leg = LegPlan(instance.instance_id, instance.url, orders_by_priority=ordered)
+        return RequestPlan(leg, summary="unscheduled")
 
     async def schedule(self, request: pb.ScheduleRequest) -> pb.ScheduleResponse | None:
         """Ask where a request goes; None when the conductor does not answer, or not to the question.

@@ -58,4 +58,5 @@ def engine_instance_of(view: pb.InstanceView) -> EngineInstance:
         tokenizer_path=instance.tokenizer_path,
         passport_json=instance.passport_json,
         engine_token=instance.engine_token,
+        orders_by_priority=instance.orders_by_priority,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mooncache.errors import AccountsUnavailable, MooncacheError
 from mooncache.runtime.logs import Event, get_logger
+from mooncache.runtime.tasks import uninterrupted
 
 if TYPE_CHECKING:
     from mooncache.gateway.state import GatewayState
@@ -22,13 +23,18 @@ log = get_logger(__name__)
 async def look_for_keys(state: GatewayState) -> None:
     """One look. Raises ConfigInvalid for a file that is wrong; the keys of before stay in force."""
     try:
-        async with state.key_look:  # an older look that ends later would bring older keys back
-            changed = await asyncio.to_thread(_look, state)
-        if changed:
+        # Its thread goes on when who asked leaves, so the lock has to be held as long.
+        if await uninterrupted(asyncio.create_task(_look_alone(state))):
             log.info(Event.KEYS_RELOADED)
     finally:  # keys expire, whether or not their file can be read
         for key_id, count in state.keyed.end(state.keyring.end_of).items():
             log.info(Event.KEY_ENDED, key_id=key_id, count=count)
+
+
+async def _look_alone(state: GatewayState) -> bool:
+    """Whether something had changed. Raises ConfigInvalid."""
+    async with state.key_look:  # an older look that ends later would bring older keys back
+        return await asyncio.to_thread(_look, state)
 
 
 async def take_keys_over(state: GatewayState) -> None:

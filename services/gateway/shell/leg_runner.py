@@ -125,11 +125,7 @@ class LegRunner:
         self._tokenized = prepared.tokenized or TokenizedPrompt(lengths=())
         self._is_tokenized = prepared.tokenized is not None
         self._salt = salt
-        self._queue_place = queue_place(
-            state.clock.wall_s(),
-            priority=prepared.request.priority if exchange.require_caller().admin else 0,
-            offline=exchange.offline,
-        )
+        self._queue_place: int | None = None
         self._settings = state.config.gateway
         self._handover = Handover()
         self._no_better: set[str] = set()
@@ -173,6 +169,12 @@ class LegRunner:
         self._drop(self.prefill, EndCode.REPLACED)
         self._account.cached_tokens = None
         plan = self._planner.plan
+        if self._queue_place is None:  # a request of a batch may have waited for hours to be sent
+            self._queue_place = queue_place(
+                self._state.clock.wall_s(),
+                priority=self._request.priority if self._exchange.require_caller().admin else 0,
+                offline=self._exchange.offline,
+            )
         if plan.prefill is not None:
             self._send_prefill(plan.prefill)
         self._send_decode(plan.decode)

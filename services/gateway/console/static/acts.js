@@ -3,6 +3,7 @@
 import { el, put } from "./dom.js";
 import { badge } from "./parts.js";
 
+const PATIENCE_MS = 30_000;
 const ROLES = ["prefill", "decode", "both"];
 
 /** The column with a button in each row, in a list of one; no column for who only looks. */
@@ -51,7 +52,7 @@ export function dialog(row, choices, title = row.id, ask = (act, more) => send("
     said, close);
 
   async function done(act, more) {
-    const body = await asked(said, buttons, () => ask(act, more));
+    const body = await asked(said, buttons, close, () => ask(act, more));
     if (!body) return;
     say(said, body, body.said || "The page shows it within a few seconds.");
     close.focus();
@@ -63,25 +64,37 @@ export function dialog(row, choices, title = row.id, ask = (act, more) => send("
 
 /** Ask the gateway for an act; its answer. Throws what a person should read. */
 export async function send(method, path, body = null) {
-  const answer = await fetch(path, body === null ? { method } : { method, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const question = body === null ? {} : { headers: { "content-type": "application/json" }, body: JSON.stringify(body) };
+  const answer = await fetch(path, { method, signal: AbortSignal.timeout(PATIENCE_MS), ...question });
   const found = await answer.json();
   if (!answer.ok) throw new Error(found?.error?.message ?? `The answer was ${answer.status}.`);
   return found;
 }
 
-/** Send a question while its buttons are disabled; null when it failed, and `said` has why. */
-export async function asked(said, buttons, question) {
-  for (const button of buttons) button.disabled = true;
+/**
+ * Send a question while its buttons are disabled; null when it failed, and `said` has why.
+ * Its dialog stays open so long: the answer may be the only one, as with a new key.
+ */
+export async function asked(said, buttons, close, question) {
+  for (const button of [...buttons, close]) button.disabled = true;
+  addEventListener("keydown", stay, true);
   put(said, "Asking …");
   said.className = "dim";
   try {
     return await question();
   } catch (error) {
     said.className = "bad-text";
-    put(said, error instanceof TypeError ? "The gateway does not answer. It may have been done: look before you repeat it." : error.message);
+    put(said, error instanceof TypeError || error.name === "TimeoutError" ? "The gateway does not answer. It may have been done: look before you repeat it." : error.message);
     for (const button of buttons) button.disabled = false;
     return null;
+  } finally {
+    close.disabled = false;
+    removeEventListener("keydown", stay, true);
   }
+}
+
+function stay(event) {
+  if (event.key === "Escape") event.preventDefault();
 }
 
 /** What came of an act. */

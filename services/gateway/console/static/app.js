@@ -49,6 +49,7 @@ function show() {
   stream?.close();
   page?.close();
   stream = page = null;
+  for (const box of document.querySelectorAll("dialog")) box.close(); // one may show a new key
   const [name, argument] = location.hash.replace(/^#\/?/, "").split("/");
   nav.hidden = leave.hidden = !session.signed_in;
   put(link);
@@ -152,14 +153,14 @@ function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const typing = event.target.closest?.("input,select,textarea");
   if (event.key === "Escape" && typing) typing.blur();
-  if (typing) return;
+  if (typing || document.querySelector("dialog[open]")) return;
   const number = Number(event.key);
   if (session.signed_in && number >= 1 && number <= pages().length) go(`#/${pages()[number - 1][0]}`);
   else if (event.key === "/" && page?.filter) {
     event.preventDefault();
     page.filter.focus();
   } else if (event.key === "t") nextTheme();
-  else if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  else if (event.key === "Escape") {
     const parent = PARENTS[location.hash.replace(/^#\/?/, "").split("/")[0]];
     if (parent && !session.tenant) go(`#/${parent}`);
   }

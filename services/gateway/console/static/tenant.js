@@ -91,7 +91,7 @@ function form(title, parts, label, work) {
 
   async function submit(event) {
     event.preventDefault();
-    const body = await asked(said, [main], () => work(fields));
+    const body = await asked(said, [main], close, () => work(fields));
     if (body) close.focus();
   }
 
@@ -128,10 +128,12 @@ function keyDialog(name, again) {
 }
 
 function limitDialog(name, limits, again) {
-  const inputs = LIMITS.map(([each, text]) => [each, field(text, el("input", { type: "number", min: "0", step: each === "money_per_month" ? "any" : "1", value: String(limits[each] ?? 0), required: true }))]);
+  const inputs = LIMITS.map(([each, text]) => [each, field(text, el("input", { type: "number", min: "0", step: each.endsWith("_under_way") ? "1" : "any", value: String(limits[each] ?? 0), required: true }))]);
   const said = form(`Limits of ${name}`, [el("p", { class: "dim" }, "0 is no limit of its own. They hold over all gateways, within two seconds."), inputs.map(([, node]) => node)],
     "Set them", async () => {
-      const values = Object.fromEntries(inputs.map(([each, node]) => [each, Number(node.querySelector("input").value)]));
+      const given = inputs.map(([each, node]) => [each, Number(node.querySelector("input").value)]);
+      const values = Object.fromEntries(given.filter(([each, value]) => value !== (limits[each] ?? 0))); // others may have set the rest meanwhile
+      if (!Object.keys(values).length) throw new Error("Nothing is different from what was set.");
       const body = await send("PUT", "/console/limits", { tenant: name, ...values });
       say(said, body, "They are in force at this gateway.");
       again();
