@@ -43,6 +43,7 @@ def document_of(cluster: EmbeddedCluster, views: tuple[NodeView, ...]) -> dict[s
                 "tcp": f"{node.tcp_host}:{node.tcp_port}",
                 "unix_path": node.unix_path,
                 "capacity_bytes": node.capacity_bytes,
+                "ssd_bytes": cluster.settings.ssd_bytes,
             }
             for node in sorted(views, key=lambda view: view.node_id)
         ],
@@ -159,7 +160,7 @@ def _show_parts(document: dict[str, Any], serving: dict[str, Any]) -> None:
     ]
     rows.append(("master", document["master_pid"], "metadata of the pool", document["master_targets"][0]))
     rows += [
-        (node["node_id"], node["pid"], f"store node, {human_bytes(node['capacity_bytes'])}", node["tcp"])
+        (node["node_id"], node["pid"], f"store node, {_room(node)}", node["tcp"])
         for node in document["nodes"]
     ]
     print_table("", ("part", "pid", "what", "endpoint"), rows)
@@ -190,7 +191,7 @@ def _show_lines(document: dict[str, Any], serving: dict[str, Any]) -> None:
 def _show_pool(document: dict[str, Any]) -> None:
     rows: list[tuple[Any, ...]] = [("master", document["master_pid"], document["master_targets"][0], "", "")]
     rows += [
-        (node["node_id"], node["pid"], node["grpc_target"], node["tcp"], human_bytes(node["capacity_bytes"]))
+        (node["node_id"], node["pid"], node["grpc_target"], node["tcp"], _room(node))
         for node in document["nodes"]
     ]
     print_table("Mooncache pool", ("part", "pid", "control", "data", "capacity"), rows)
@@ -200,6 +201,11 @@ def _show_pool(document: dict[str, Any]) -> None:
         f"{command()} put greeting hello && {command()} get greeting",
     ):
         console.print(text, style="bold", markup=False, soft_wrap=True)
+
+
+def _room(node: dict[str, Any]) -> str:
+    memory = human_bytes(node["capacity_bytes"])
+    return f"{memory}, SSD {human_bytes(node['ssd_bytes'])}" if node["ssd_bytes"] else memory
 
 
 def command() -> str:

@@ -201,9 +201,11 @@ def test_detached_and_down(tmp_path: Path) -> None:
             check=False,
         )
 
-    done = run("up", "--detach", *SMALL, "--prefill", "0")
+    done = run("up", "--detach", *SMALL, "--prefill", "0", "--ssd", "64MiB")
     try:
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "SSD 64.0 MiB" in done.stdout
+        assert sum(file.stat().st_size for file in (tmp_path / "ssd" / "node-1").iterdir()) >= 32 << 20
         assert "down` stops everything" in done.stdout
         assert "random weights" in done.stdout
         found = run_id(tmp_path)

@@ -60,8 +60,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         "takes as long as the batch",
         instead=("tests/openai_client/test_batches.py", "tests/gateway/test_batches.py"),
     ),
-    ("docs/storage.md", "mooncache up --engine none --ssd"): Cannot(
-        "needs disks of that size", instead=("tests/store_node/test_ssd_tier.py",)
+    ("docs/storage.md", 'make up UP_ARGS="--ssd'): Cannot(
+        "needs disks of that size",
+        instead=("tests/store_node/test_ssd_tier.py", "tests/cli/test_up_serving.py::test_detached_and_down"),
     ),
     ("docs/storage.md", "mooncache tenant new-key"): Cannot(
         "needs disks of that size", instead=("tests/store_node/test_encryption.py",)
