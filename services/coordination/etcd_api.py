@@ -24,6 +24,7 @@ from mooncache.errors import (
 )
 from mooncache.proto.etcd import etcd_pb2 as pb
 from mooncache.runtime.grpc_channel import KEEPALIVE_OPTIONS
+from mooncache.runtime.tasks import is_cancelling
 
 _OPTIONS: Final[list[tuple[str, object]]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -137,6 +138,7 @@ class EtcdApi:
         """Run one attempt under its deadline; log in (again) first or after a refusal when there is a user."""
         if self._closed:
             raise Closed("The connection to etcd is closed.")
+        endpoint = self.endpoint
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 if self._user and not self._token:
@@ -150,18 +152,24 @@ class EtcdApi:
                     await self._log_in(timeout_s)
                     return await attempt()
         except grpc.aio.AioRpcError as error:
-            raise await self._mapped(what, error) from None
+            raise await self._mapped(what, endpoint, error) from None
+        except asyncio.CancelledError:
+            if is_cancelling():
+                raise
+            # Another call turned to the next member, and gRPC cancels what was under way on that connection.
+            raise MasterUnavailable(
+                f"etcd at {endpoint} was given up while it was asked for {what}."
+            ) from None
         except TimeoutError:
-            endpoint = self.endpoint
-            await self._turn_to_next()
+            await self._turn_from(endpoint)
             raise MasterUnavailable(
                 f"etcd at {endpoint} did not answer {what} within {timeout_s:g} s."
             ) from None
 
-    async def _mapped(self, what: str, error: grpc.aio.AioRpcError) -> MooncacheError:
-        endpoint, status, details = self.endpoint, error.code(), error.details() or ""
+    async def _mapped(self, what: str, endpoint: str, error: grpc.aio.AioRpcError) -> MooncacheError:
+        status, details = error.code(), error.details() or ""
         if status in _SILENT or (status is grpc.StatusCode.UNKNOWN and details.startswith(_NO_MAJORITY)):
-            await self._turn_to_next()
+            await self._turn_from(endpoint)
             return MasterUnavailable(f"etcd at {endpoint} did not answer {what}: {details}")
         if (
             status in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
@@ -192,8 +200,9 @@ class EtcdApi:
                 self._channel = grpc.aio.secure_channel(self.endpoint, self._credentials, options=_OPTIONS)
         return self._channel
 
-    async def _turn_to_next(self) -> None:
-        if len(self._endpoints) > 1:
+    async def _turn_from(self, endpoint: str) -> None:
+        """To the next member, unless another call has done so."""
+        if len(self._endpoints) > 1 and endpoint == self.endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
             self._token = ""
             await self._drop_channel()

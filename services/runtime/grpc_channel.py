@@ -37,6 +37,7 @@ from mooncache.runtime.proof import METADATA_KEY as PROOF_KEY
 from mooncache.runtime.proof import STALE, Prover, SignedCall, digest
 from mooncache.runtime.rpc import check_method, methods_of
 from mooncache.runtime.run_op import new_request_id
+from mooncache.runtime.tasks import is_cancelling
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 _ENVELOPE_BYTES: Final = 1 << 20  # fields around the 64 MiB of records that a report may carry
@@ -160,7 +161,7 @@ class GrpcChannel:
                 f"{self.target} answered {method} with bytes that are not a {method}Response."
             ) from None
         except asyncio.CancelledError:
-            if self._closed and not _cancelling():
+            if self._closed and not is_cancelling():
                 raise Cancelled(f"The channel to {self.target} was closed during {method}.") from None
             raise
         except (grpc.aio.UsageError, grpc.aio.InternalError, ValueError, TypeError) as error:
@@ -283,8 +284,3 @@ _forks = _Forks()
 
 def _texts(metadata: Any) -> dict[str, str]:
     return {str(key): value for key, value in metadata or () if isinstance(value, str)}
-
-
-def _cancelling() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

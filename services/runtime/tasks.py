@@ -25,6 +25,12 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
 
 
+def is_cancelling() -> bool:
+    """Whether the running task itself was cancelled. Libraries raise CancelledError for reasons of their own, too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def uninterrupted(task: asyncio.Task[Result]) -> Result:
     """The task's result. When the caller is cancelled the task goes on, and its error is dropped.
 

@@ -16,7 +16,9 @@ from mooncache.config import CoordinationSection, TlsSection
 from mooncache.coordination import MasterRecord
 from mooncache.coordination.embedded import EmbeddedCoordinator
 from mooncache.coordination.etcd import EtcdCoordinator
+from mooncache.coordination.etcd_api import EtcdApi
 from mooncache.errors import MasterUnavailable
+from mooncache.proto.etcd import etcd_pb2 as pb
 from mooncache.runtime.clock import SystemClock
 from tests.conditions import until
 from tests.coordination.conftest import EtcdServer
@@ -161,6 +163,26 @@ async def test_an_etcd_restored_from_a_backup_gives_no_term_twice(
     etcd.start()
     terms.append((await within(second.campaign())).term)
     assert terms == sorted(set(terms))
+
+
+async def test_a_call_under_way_on_a_connection_that_another_call_gives_up_fails() -> None:
+    """It was cancelled with its task, which held a master's lease: that master never led again."""
+    silent = [
+        await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(WAIT_S), "127.0.0.1", 0)
+        for _ in "ab"
+    ]
+    api = EtcdApi([f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in silent])
+    try:
+        waiting = asyncio.ensure_future(api.lease_grant(2, WAIT_S))
+        with pytest.raises(MasterUnavailable):
+            await api.range(pb.RangeRequest(key=b"k"), 0.2)
+        with pytest.raises(MasterUnavailable, match="given up"):
+            await within(waiting)
+        assert api.endpoint.endswith(str(silent[1].sockets[0].getsockname()[1])), "one step on, not two"
+    finally:
+        await api.close()
+        for server in silent:
+            server.close()
 
 
 async def test_a_majority_that_is_lost_ends_leadership_and_one_that_is_back_begins_it(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mooncache.conductor.core.policy.types import DecodeCost
@@ -27,7 +27,10 @@ class Naive:
 
 
 def stepped(arrivals: list[tuple[float, int, int]], capacity: float, most: int) -> list[list[float]]:
-    """Gaps of each sequence (arrival s, prompt tokens, steps), made one step at a time."""
+    """Gaps of each sequence (arrival s, prompt tokens, steps), made one step at a time.
+
+    No sequence comes just as a step ends: which step it joins is then a matter of rounding.
+    """
     sequences = [Naive(tokens, steps) for _, tokens, steps in arrivals]
     coming = list(range(len(arrivals)))
     waiting: list[int] = []
@@ -46,6 +49,7 @@ def stepped(arrivals: list[tuple[float, int, int]], capacity: float, most: int) 
             continue
         step_s = COST.tbt_s(len(running), sum(sequences[at].kv_tokens for at in running))
         now_s += step_s
+        assume(all(abs(arrival_s - now_s) > 1e-9 for arrival_s, _, _ in arrivals))
         for at in list(running):
             sequences[at].gaps.append(step_s)
             sequences[at].kv_tokens += 1
