@@ -5,7 +5,6 @@
 #include <cstring>
 #include <iterator>
 
-#include "mooncache/crc32c.h"
 #include "store/disk/append.h"
 #include "store/disk/device.h"
 
@@ -348,8 +347,7 @@ void Device::encode_footer(FooterBuild& footer) {
   }
   trailer.sequence = segment.sequence;
   trailer.count = static_cast<uint32_t>(footer.entries.size());
-  trailer.entries_crc32c =
-      FooterTrailer::checksum({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
+  trailer.cover({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
   trailer.encode(layout_.uuid, Page(footer.memory.data() + entries, kPageBytes));
 }
 
