@@ -122,6 +122,17 @@ TEST_F(DiskFaultsTest, ADamagedSuperblockHasACopy) {
   EXPECT_EQ(open().code, Code::kConfigInvalid);
 }
 
+// Only a start that did not end leaves a damaged first copy and an empty second one.
+TEST_F(DiskFaultsTest, AnEmptySuperblockBeforeADamagedOneIsNoNewDisk) {
+  ASSERT_TRUE(open());
+  fill_disk(0, 5, 1000);
+  device_.reset();
+  std::fstream(file(), std::ios::in | std::ios::out | std::ios::binary)
+      .write(std::string(4096, 0).data(), 4096);
+  scribble(4096 + 600, 50, 1);  // behind what says whose file it is
+  EXPECT_EQ(open().code, Code::kConfigInvalid);
+}
+
 TEST_F(DiskFaultsTest, ThreeErrorsInARowAreTheEndOfADisk) {
   ASSERT_TRUE(open());
   fill_disk(0, 20, 10'000);
@@ -150,6 +161,8 @@ TEST_F(DiskFaultsTest, AFullFileSystemIsNoFailureOfTheDisk) {
   faults_->write_error = ENOSPC;
   for (uint64_t i = 10; i < 20; ++i) memory_->offer(i, 10'000);
   EXPECT_TRUE(wait_until([&] { return device_->stats().no_space > 0; }));
+  EXPECT_TRUE(wait_until([&] { return memory_->reason_of_loss(10) == RemoveReason::kEvicted; }))
+      << "memory may send it down again";
   EXPECT_TRUE(device_->answering());
   EXPECT_TRUE(read(3, 10'000));
   EXPECT_FALSE(read(12, 10'000));
@@ -203,6 +216,11 @@ TEST_F(DiskFaultsTest, WhatWasAMissOnceDoesNotComeBack) {
   ASSERT_TRUE(wait_until([&] { return device_->stats().io_errors > 0; }));
   faults_->late_write_error = 0;
   EXPECT_EQ(device_->stats().blocks, 7u) << "they count as no blocks";
+  EXPECT_EQ(device_->bytes_of(kTenant), 70'000u) << "and not for the quota of their tenant";
+  ASSERT_EQ(device_->uses().size(), 1u);
+  EXPECT_EQ(device_->uses()[0].blocks, 7u);
+  EXPECT_EQ(device_->uses()[0].bytes, 70'000u);
+  EXPECT_EQ(device_->unpin(kTenant, key_of(4)), Code::kNotFound);
   EXPECT_FALSE(device_->find(kTenant, key_of(4)));
   EXPECT_FALSE(read(4, 10'000));
   for (const uint64_t number : {4, 20}) EXPECT_TRUE(remove(number)) << "a start could find it";
@@ -277,7 +295,7 @@ TEST_F(DiskFaultsTest, ARemovalThatFailedTakesWhatWasWrittenMeanwhile) {
   EXPECT_TRUE(was_lost) << "and said so";
 }
 
-// Two ways in which memory loses a block while the disk copies it: its record must not become one.
+// Three ways in which memory loses a block while the disk copies it: nothing of it reaches the disk.
 TEST_F(DiskFaultsTest, WhatIsRemovedInMidCopyDoesNotComeBack) {
   ASSERT_TRUE(open());
   std::promise<void> lasts;
@@ -285,18 +303,45 @@ TEST_F(DiskFaultsTest, WhatIsRemovedInMidCopyDoesNotComeBack) {
     if (number == 5) {
       EXPECT_TRUE(device_->remove(kTenant, key_of(5), [&] { lasts.set_value(); }));
     }
+    if (number == 7) {
+      EXPECT_EQ(device_->purge(kTenant, key_of(7)).code(), Code::kBackPressure);
+    }
     return number != 6;  // all of its bytes are there
   };
   for (uint64_t i = 0; i < 10; ++i) memory_->offer(i, 10'000);
-  ASSERT_TRUE(memory_->wait_written(8));
+  ASSERT_TRUE(memory_->wait_written(7));
   ASSERT_EQ(lasts.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
-  EXPECT_EQ(memory_->ends(Demotion::kRefused), 2u);
+  EXPECT_EQ(memory_->ends(Demotion::kRefused), 3u);
+  EXPECT_EQ(device_->purge(kTenant, key_of(7)).value(), 0u);
   faults_->kill_at_write = static_cast<int64_t>(faults_->writes.load());  // no footer
   device_.reset();
   faults_ = std::make_shared<Faults>();
   ASSERT_TRUE(open());
-  EXPECT_EQ(device_->stats().blocks, 8u);
-  for (uint64_t i = 0; i < 10; ++i) EXPECT_EQ(read(i, 10'000), i != 5 && i != 6) << i;
+  EXPECT_EQ(device_->stats().blocks, 7u);
+  for (uint64_t i = 0; i < 10; ++i) EXPECT_EQ(read(i, 10'000), i < 5 || i > 7) << i;
+  std::ifstream in(file(), std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(in), {}};
+  for (uint64_t i = 0; i < 10; ++i) {
+    const auto bytes = content_of(i, 10'000);
+    const std::string_view payload(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    EXPECT_EQ(all.find(payload) != std::string::npos, i < 5 || i > 7) << i;
+  }
+}
+
+// However many removals wait, each block that leaves the index gets its record.
+TEST_F(DiskFaultsTest, MoreRemovalsThanMayWaitForADisk) {
+  constexpr uint64_t kBlocks = (1 << 16) + 3;
+  ASSERT_TRUE(open(options(64 * kMiB)));
+  fill_disk(0, kBlocks, 1);
+  faults_->stalled = true;
+  std::promise<void> lasts;
+  for (uint64_t i = 0; i + 1 < kBlocks; ++i) ASSERT_TRUE(device_->remove(kTenant, key_of(i), {}));
+  ASSERT_TRUE(device_->remove(kTenant, key_of(kBlocks - 1), [&] { lasts.set_value(); }));
+  faults_->stalled = false;
+  ASSERT_EQ(lasts.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  device_.reset();
+  ASSERT_TRUE(open(options(64 * kMiB)));
+  EXPECT_EQ(device_->stats().blocks, 0u);
 }
 
 // A second removal is not answered before the first one lasts: both mean the same record on the disk.

@@ -1,12 +1,21 @@
 // One disk with nothing wrong: blocks go down and come up, through restarts, in a bounded file.
 #include "store/disk/benchmark.h"
+#include "store/disk/segment_reader.h"
 #include "store/disk/tier.h"
 #include "store/disk_fixture.h"
 
 namespace mooncache::test {
 namespace {
 
+using store::disk::AlignedMemory;
 using store::disk::DiskIndex;
+using store::disk::FooterEntry;
+using store::disk::FooterTrailer;
+using store::disk::kFirstUnit;
+using store::disk::kFooterEntryBytes;
+using store::disk::kPageBytes;
+using store::disk::RecordHeader;
+using store::disk::SegmentPlace;
 
 TEST_F(DiskTest, BlocksOfAllSizesComeBack) {
   ASSERT_TRUE(open());
@@ -232,6 +241,70 @@ TEST(DiskIndexTest, ABlockCostsAtMost64Bytes) {
   for (uint64_t i = 0; i < 300'000; i += 2) index.erase(index.find(kTenant, key_of(i)));
   for (uint64_t i = 0; i < 300'000; ++i)
     ASSERT_EQ(index.find(kTenant, key_of(i)) != store::kNone, i % 2 == 1) << i;
+}
+
+// The end of a segment: entries of 100 bytes each, and the trailer.
+class FooterTest : public ::testing::Test {
+ protected:
+  void write_entries(uint64_t first) {
+    for (uint64_t at = 0; at < trailer_.count; ++at) {
+      FooterEntry entry;
+      entry.header.key = key_of(first + at);
+      entry.header.size = 100;
+      entry.unit = static_cast<uint32_t>(kFirstUnit + 4 * at);
+      entry.encode(entries_.subspan(at * kFooterEntryBytes).first<kFooterEntryBytes>());
+    }
+  }
+  std::array<std::byte, kPageBytes> write_trailer() {
+    std::array<std::byte, kPageBytes> page{};
+    trailer_.encode(place_.uuid, page);
+    std::ranges::copy(page, segment_.end() - kPageBytes);
+    return page;
+  }
+  // The keys that a start finds; nothing: it does not take it for a footer.
+  std::set<Key> keys() {
+    const AlignedMemory buffer(4 * kPageBytes);
+    std::set<Key> found;
+    const auto read = [&](uint64_t offset, std::span<std::byte> to) {
+      std::memcpy(to.data(), segment_.data() + offset, to.size());
+      return true;
+    };
+    const bool whole = read_footer(place_, buffer, read,
+                                   [&](const RecordHeader& header, uint32_t) { found.insert(header.key); });
+    return whole ? found : std::set<Key>{};
+  }
+
+  const SegmentPlace place_{.uuid = {std::byte{7}}, .segment_bytes = 1 << 20, .sequence = 9};
+  std::vector<std::byte> segment_ = std::vector<std::byte>(place_.segment_bytes);
+  FooterTrailer trailer_{.sequence = 9, .count = 3, .writers = {}};
+  const std::span<std::byte> entries_ = std::span(segment_).last(2 * kPageBytes).first(3 * kFooterEntryBytes);
+};
+
+// Each version reads the footers of the other: what the newer one adds lies where there were zeros.
+TEST_F(FooterTest, AFooterOfAFormerVersionIsRead) {
+  write_entries(0);
+  trailer_.entries_crc32c = crc32c(entries_);
+  const auto former = write_trailer();
+  EXPECT_EQ(keys().size(), 3u) << "of a former version";
+  trailer_.cover(entries_);
+  EXPECT_EQ(trailer_.entries_crc32c, crc32c(entries_)) << "what a former version compares";
+  const auto page = write_trailer();
+  EXPECT_EQ(keys().size(), 3u);
+  EXPECT_TRUE(std::equal(page.begin(), page.end() - 8, former.begin())) << "all that a former version reads";
+  EXPECT_FALSE(std::ranges::equal(page, former));
+  ++trailer_.entries_crc32c;
+  write_trailer();
+  EXPECT_EQ(keys().size(), 0u);
+}
+
+// A power cut in the write of a footer may leave the new trailer behind the entries of an earlier writing.
+TEST_F(FooterTest, EntriesOfAnEarlierWritingAreNone) {
+  write_entries(0);
+  trailer_.cover(entries_);
+  write_trailer();
+  write_entries(100);
+  EXPECT_EQ(trailer_.entries_crc32c, crc32c(entries_)) << "which tells numbers of entries apart";
+  EXPECT_EQ(keys().size(), 0u);
 }
 
 // A torn footer may have the entries of an earlier writing of its segment, as many as its own.

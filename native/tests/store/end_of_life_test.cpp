@@ -122,7 +122,7 @@ class EndingTest : public SharedTest {
         entry.encode(bytes);
         ++changed;
       }
-      trailer->entries_crc32c = crc32c(entries);
+      trailer->cover(entries);
       trailer->encode(layout->uuid, page_at(end));
     }
     file.clear();

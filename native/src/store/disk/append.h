@@ -69,15 +69,7 @@ bool Device::append(RecordHeader header, PendingRecord record, const Keyring::Ke
   if (key != nullptr) sound = sound && end_encryption(header);
   record.header = header;
   sound = sound && enter(record);
-  if (!sound) {  // a start without a footer finds it, and must not take it for a block
-    RecordHeader none;
-    none.flags = RecordHeader::kPurged;
-    none.sequence = header.sequence;
-    none.key = header.key;
-    none.tenant = header.tenant;
-    none.size = header.size;
-    header = none;
-  }
+  if (!sound) header = blank(header);
   if (key != nullptr || !sound) header.encode(layout_.uuid, head);
   const std::byte* from = head.data();
   for (size_t place = 0; place < heads; from += head_places[place++].size)

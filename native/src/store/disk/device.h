@@ -157,7 +157,7 @@ class Device {
   std::vector<DiskUse> uses() const;
   uint64_t bytes_of(TenantId tenant) const;
   // Removes a block and overwrites its record (device_purge.cpp), which lasts from the next sync_purged() on.
-  // Its bytes; 0: it is not here. BACK_PRESSURE: it is being written, and is still here. INTERNAL: it is
+  // Its bytes; 0: it is not here. BACK_PRESSURE: it is being written, and may still be here. INTERNAL: it is
   // removed, but the disk did not take the overwrite.
   Result<uint64_t> purge(TenantId tenant, const Key& key);
   bool sync_purged();
@@ -339,6 +339,8 @@ class Device {
   bool fits_open(uint64_t bytes) const;
   bool leaves_room_to_move(uint64_t bytes);
   bool enter(const PendingRecord& record);
+  void begin_append(const ColdBlock& block);
+  RecordHeader blank(const RecordHeader& header);
   template <typename Copy>
   bool append(RecordHeader header, PendingRecord record, const Keyring::KeyRef& key, const Copy& copy);
   Chunk& chunk();
@@ -410,7 +412,7 @@ class Device {
   uint64_t ahead_bytes_ = 0;
   std::deque<Removal> removals_;
   std::map<std::pair<TenantId, Key>, uint32_t> unlasting_;  // removals that do not last yet, of each key
-  std::optional<std::pair<TenantId, Key>> appended_;        // the block that is copied from memory now
+  std::optional<std::pair<TenantId, Key>> appended_;        // the block that is being copied to a chunk
   bool is_cut_ = false;                                     // it was removed meanwhile
   std::deque<std::shared_ptr<Handed>> handed_;
   uint64_t handed_bytes_ = 0;

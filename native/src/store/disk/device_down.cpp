@@ -95,15 +95,15 @@ void Device::write_handed() {
       if (handed_.empty()) break;
       handed = handed_.front();
       is_wanted = !handed->removed && find_readable(handed->block.tenant, handed->block.key) == kNone;
+      if (is_wanted) begin_append(handed->block);
     }
-    if (is_wanted && write(*handed, seen) == Demotion::kLater) break;
+    const bool is_later = is_wanted && write(*handed, seen) == Demotion::kLater;
     {
       const std::lock_guard lock(mutex_);
+      appended_.reset();
+      if (is_later) break;
       handed_.pop_front();
       handed_bytes_ -= handed->block.size;
-      // Removed while it was appended: the record of its removal comes behind it.
-      const uint32_t number = handed->removed ? index_.find(handed->block.tenant, handed->block.key) : kNone;
-      if (number != kNone) forget(number);
     }
     begin_next(is_wanted ? handed->block.size : 0);
   }

@@ -32,7 +32,7 @@ Code Device::pin(TenantId tenant, const Key& key, uint64_t until_ms, uint64_t no
 Code Device::unpin(TenantId tenant, const Key& key) {
   const std::lock_guard lock(mutex_);
   const uint32_t number = index_.find(tenant, key);
-  if (number == kNone) return Code::kNotFound;
+  if (number == kNone || index_[number].hidden != 0) return Code::kNotFound;
   end_pin(number);
   return Code::kOk;
 }

@@ -97,7 +97,7 @@ Status Device::open_superblock() {
   const std::string& path = file_.path();
   std::optional<Superblock> found;
   Status worst{Code::kNotFound, {}};
-  bool empty = false, newer = false;
+  bool empty = false, newer = false, unfinished = false;
   for (uint64_t copy = 0; copy < 2 && file_.size_bytes() >= 2 * kPageBytes; ++copy) {
     const Slice page{page_memory_.data(), kPageBytes};
     if (plain({Io::Kind::kRead, copy * kPageBytes, page, -1, 0}) != static_cast<int64_t>(kPageBytes))
@@ -105,13 +105,13 @@ Status Device::open_superblock() {
     const auto decoded = Superblock::decode(ConstPage(page.data, kPageBytes));
     if (decoded && !found) found = *decoded;
     empty = empty || decoded.code() == Code::kNotFound;
+    // Ours, and the second copy was never written: the start that made the file did not end, and it holds
+    // nothing.
+    unfinished = copy == 1 && decoded.code() == Code::kNotFound && worst.code == Code::kChecksumMismatch;
     if (newer || decoded || decoded.code() == Code::kNotFound) continue;
     worst = decoded.status();
     newer = worst.code == Code::kVersionSkew;
   }
-  // Ours, and the second copy was never written: the start that made the file did not end, and it holds
-  // nothing.
-  const bool unfinished = empty && worst.code == Code::kChecksumMismatch;
   // One copy of a newer version is enough: that version has begun to write here.
   if (newer || (!found && worst.code != Code::kNotFound && !unfinished)) {
     return {Code::kConfigInvalid, "the SSD tier does not touch " + path + ", because " + worst.message +

@@ -49,7 +49,7 @@ Result<uint64_t> Device::purge(TenantId tenant, const Key& key) {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(tenant, key);
     if (end_handed(tenant, key) && number == kNone) want_removal(tenant, key, {});
-    if (appended_ == std::pair(tenant, key)) return {Code::kBackPressure, "its record is being written"};
+    if (end_appended(tenant, key)) return {Code::kBackPressure, "its record is being written"};
     if (number == kNone) return uint64_t{0};
     const DiskEntry& entry = index_[number];
     if (!entry.written) return {Code::kBackPressure, "its record is being written"};

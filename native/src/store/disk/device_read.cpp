@@ -189,11 +189,11 @@ void Device::drop(const Fetch& fetch, RemoveReason reason) {
     return record.kept && record.from == fetch.at && record.header.key == fetch.key &&
            record.header.tenant == fetch.tenant;
   };
-  if (std::ranges::any_of(pending_, is_copy)) return;
   {
     const std::lock_guard lock(mutex_);
     const uint32_t number = index_.find(fetch.tenant, fetch.key);
     if (number == kNone || !(DiskIndex::location_of(index_[number]) == fetch.at)) return;
+    if (std::ranges::any_of(pending_, is_copy)) return;
     hide(number);
   }
   memory_.lost(fetch.tenant, fetch.key, fetch.size, reason);

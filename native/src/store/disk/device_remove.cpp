@@ -26,8 +26,9 @@ bool Device::remove(TenantId tenant, const Key& key, Done done) {
   if (number == kNone && !was_handed && !was_appended && !is_unlasting) return false;
   if (number != kNone) forget(number);  // who reads it finds that it is gone
   if (stopping_) return false;
-  if (removals_.size() < kMaxRemovals && unlasting_.size() < kMaxRemovals)
-    want_removal(tenant, key, std::move(done));
+  // Of blocks of the index there are no more than it has room for, and each leaves it.
+  const bool has_room = removals_.size() < kMaxRemovals && unlasting_.size() < kMaxRemovals;
+  if (number != kNone || has_room) want_removal(tenant, key, std::move(done));
   return true;
 }
 
@@ -38,7 +39,7 @@ void Device::want_removal(TenantId tenant, const Key& key, Done done) {
   queue_->wake();
 }
 
-// It is being copied to the disk; the record of its removal comes behind it. mutex_ is held.
+// It is being copied to the disk, and its record will be none (append.h). mutex_ is held.
 bool Device::end_appended(TenantId tenant, const Key& key) {
   if (!appended_ || *appended_ != std::pair(tenant, key)) return false;
   is_cut_ = true;
@@ -84,7 +85,7 @@ void Device::append_removal(Removal removal) {
     const uint32_t number = index_.find(removal.tenant, removal.key);
     if (number != kNone) {
       const DiskEntry& entry = index_[number];
-      if (entry.written && entry.hidden == 0) lost_bytes = entry.size;
+      if (entry.hidden == 0) lost_bytes = entry.size;
       forget(number);
     }
   }

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <iterator>
 
-#include "mooncache/crc32c.h"
 #include "store/disk/append.h"
 #include "store/disk/device.h"
 
@@ -65,8 +64,8 @@ bool Device::room_for(uint64_t bytes) {
   return true;
 }
 
-// Into the index: a block that is being written, or one that is held where it lies until it has moved. False:
-// the index is full.
+// Into the index: a block that is being written, or one that is held where it lies until it has moved. From
+// here on whoever removes a block finds it there. False: it was removed before, or the index is full.
 bool Device::enter(const PendingRecord& record) {
   const RecordHeader& header = record.header;
   if (header.removal()) return true;
@@ -75,8 +74,33 @@ bool Device::enter(const PendingRecord& record) {
     ++segments_[record.from.segment].reads;
     return true;
   }
+  if (is_cut_) return false;
   return index_.put(header.tenant, header.key, header.size, record.at, false, header.encrypted(),
                     header.end(), header.origin) != kNone;
+}
+
+// mutex_ is held.
+void Device::begin_append(const ColdBlock& block) {
+  appended_.emplace(block.tenant, block.key);
+  is_cut_ = false;
+}
+
+// Of the record that was appended last: its payload does not reach the disk, nor a header that a start
+// without a footer would take for a block's.
+RecordHeader Device::blank(const RecordHeader& header) {
+  uint64_t left = record_bytes(header.size);
+  for (auto chunk = chunks_.rbegin(); left > 0; ++chunk) {
+    const uint64_t bytes = std::min(left, chunk->fill);
+    std::memset(chunk_data(*chunk) + chunk->fill - bytes, 0, bytes);
+    left -= bytes;
+  }
+  RecordHeader none;
+  none.flags = RecordHeader::kPurged;
+  none.sequence = header.sequence;
+  none.key = header.key;
+  none.tenant = header.tenant;
+  none.size = header.size;
+  return none;
 }
 
 // The chunk that is being filled; room_for() has seen to it that there is one.
@@ -160,8 +184,7 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
   }
   {
     const std::lock_guard lock(mutex_);
-    appended_.emplace(block.tenant, block.key);
-    is_cut_ = false;
+    begin_append(block);
   }
   const bool copied =
       append(header_of(segments_[open_].sequence, block), {}, writing.key,
@@ -169,8 +192,6 @@ Demotion Device::demote(const ColdBlock& block, DeviceStats& seen) {
   {
     const std::lock_guard lock(mutex_);
     appended_.reset();
-    const uint32_t number = is_cut_ ? index_.find(block.tenant, block.key) : kNone;
-    if (number != kNone) forget(number);
     if (!copied || is_cut_) return Demotion::kRefused;
   }
   ++seen.admitted;
@@ -264,10 +285,10 @@ void Device::record_ended(PendingRecord& record, bool sound) {
                      header.end(), header.origin);
     if (!sound) hide(number);  // its bytes may have reached the disk all the same
   }
-  if (sound && !record.kept) {
-    memory_.written(header.tenant, header.key, header.size);
-  } else if (!sound && record.kept) {
+  if (!sound) {
     memory_.lost(header.tenant, header.key, header.size, RemoveReason::kEvicted);
+  } else if (!record.kept) {
+    memory_.written(header.tenant, header.key, header.size);
   }
 }
 
@@ -348,8 +369,7 @@ void Device::encode_footer(FooterBuild& footer) {
   }
   trailer.sequence = segment.sequence;
   trailer.count = static_cast<uint32_t>(footer.entries.size());
-  trailer.entries_crc32c =
-      FooterTrailer::checksum({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
+  trailer.cover({footer.memory.data(), footer.entries.size() * kFooterEntryBytes});
   trailer.encode(layout_.uuid, Page(footer.memory.data() + entries, kPageBytes));
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x0a4453534e4f4f4dull;                            // "MOONSSD\n"
 constexpr size_t kOriginOffset = kRecordHeaderBytes - sizeof(uint32_t) - 12;  // before the CRC
-constexpr std::array<std::byte, kRecordHeaderBytes> kZeros{};
+constexpr size_t kChecksumOffset = kPageBytes - 2 * sizeof(uint32_t);         // before the CRC
+constexpr std::array<std::byte, kPageBytes> kZeros{};
 constexpr uint32_t kSegmentMagic = 0x47455343, kRecordMagic = 0x43455243, kFooterMagic = 0x544f4643;
 
 // Zeros behind what was written, then the CRC of all before it in the last four bytes.
@@ -210,7 +211,17 @@ uint32_t FooterTrailer::checksum(std::span<const std::byte> entries) {
   uint32_t crc = 0;
   for (size_t at = 0; at < entries.size(); at += kFooterEntryBytes)
     crc = crc32c(entries.subspan(at, kFooterEntryBytes - sizeof(uint32_t)), crc);
-  return crc;
+  return std::max(crc, 1u);
+}
+
+void FooterTrailer::cover(std::span<const std::byte> entries) {
+  entries_crc32c = crc32c(entries);
+  entries_checksum = checksum(entries);
+}
+
+bool FooterTrailer::covers(std::span<const std::byte> entries) const {
+  return entries_crc32c == crc32c(entries) &&
+         (entries_checksum == 0 || entries_checksum == checksum(entries));
 }
 
 void FooterTrailer::encode(const Uuid& uuid, Page out) const {
@@ -222,6 +233,8 @@ void FooterTrailer::encode(const Uuid& uuid, Page out) const {
   writer.u32(entries_crc32c);
   writer.u32(static_cast<uint32_t>(writers.size()));
   for (const uint64_t id : writers) writer.u64(id);
+  writer.raw(std::span(kZeros).first(kChecksumOffset - writer.view().size()));
+  writer.u32(entries_checksum);
   finish(writer, out);
 }
 
@@ -236,6 +249,7 @@ Result<FooterTrailer> FooterTrailer::decode(const Uuid& uuid, uint64_t segment_b
   const uint32_t writers = reader.u32();
   if (writers > kFooterWriters) return damaged("a footer names too many writers");
   for (uint32_t at = 0; at < writers; ++at) trailer.writers.push_back(reader.u64());
+  trailer.entries_checksum = Reader(in.subspan<kChecksumOffset, sizeof(uint32_t)>()).u32();
   if (entries_bytes(trailer.count) + 2 * kPageBytes > segment_bytes)
     return damaged("a footer is larger than its segment");
   return trailer;

@@ -129,12 +129,15 @@ inline constexpr size_t kFooterWriters = 255;
 struct FooterTrailer {
   uint64_t sequence = 0;
   uint32_t count = 0;
-  uint32_t entries_crc32c = 0;
+  uint32_t entries_crc32c = 0;    // of whole entries: as former versions write it and compare it
+  uint32_t entries_checksum = 0;  // 0: a former version wrote it
   std::vector<uint64_t> writers;  // kFooterWriters at most; entries name them by their place, from 1
+  void cover(std::span<const std::byte> entries);
+  bool covers(std::span<const std::byte> entries) const;
   void encode(const Uuid& uuid, Page out) const;
   // `segment_bytes` bounds the count, before anything is read or allocated for it.
   static Result<FooterTrailer> decode(const Uuid& uuid, uint64_t segment_bytes, ConstPage in);
-  // What entries_crc32c is: of whole entries, without the CRC at the end of each.
+  // What entries_checksum is, never 0: of whole entries, without the CRC at the end of each.
   static uint32_t checksum(std::span<const std::byte> entries);
   static uint64_t entries_bytes(uint64_t count) { return round_up(count * kFooterEntryBytes, kPageBytes); }
 };

@@ -94,19 +94,25 @@ class DiskIndex {
     entries_[number].hidden = 0;
     entries_.release(number);
   }
-  // What the disk did not give back, or may have written. It counts as no block, but who removes it finds it.
+  // What the disk did not give back, or may have written. It counts as no block of its tenant or writer, but
+  // who removes it finds it.
   void hide(uint32_t number) {
     DiskEntry& entry = entries_[number];
     if (entry.hidden != 0) return;
+    uncount(entry);
     entry.hidden = entry.written = 1;
     ++hidden_;
-    hidden_bytes_ += entry.size;
+    ++hidden_of_[entry.owner];
   }
   DiskEntry& operator[](uint32_t number) { return entries_[number]; }
   const DiskEntry& operator[](uint32_t number) const { return entries_[number]; }
   TenantId tenant_of(const DiskEntry& entry) const { return uses_[entry.owner].tenant; }
   uint64_t writer_of(const DiskEntry& entry) const { return uses_[entry.owner].writer; }
-  const std::vector<DiskUse>& uses() const { return uses_; }
+  std::vector<DiskUse> uses() const {
+    std::vector<DiskUse> served = uses_;
+    for (const auto& [owner, hidden] : hidden_of_) served[owner].blocks -= hidden;
+    return served;
+  }
   uint64_t bytes_of(const DiskEntry& entry) const { return bytes_of(tenant_of(entry)); }
   uint64_t bytes_of(TenantId tenant) const {
     const auto found = tenant_bytes_.find(tenant);
@@ -116,7 +122,7 @@ class DiskIndex {
   uint32_t slots() const { return entries_.size(); }  // numbers below were in use at least once
   uint32_t count() const { return cells_.count() - hidden_; }
   uint32_t with_end() const { return with_end_; }  // blocks
-  uint64_t bytes() const { return bytes_ - hidden_bytes_; }
+  uint64_t bytes() const { return bytes_; }
   uint64_t memory_bytes() const { return entries_.memory_bytes() + cells_.memory_bytes(); }
 
  private:
@@ -153,12 +159,18 @@ class DiskIndex {
     const auto rest = tenant_bytes_.find(use.tenant);
     if (rest != tenant_bytes_.end() && rest->second == 0) tenant_bytes_.erase(rest);
   }
-  void take_out(const DiskEntry& entry) {
-    hidden_ -= entry.hidden;
-    hidden_bytes_ -= entry.hidden != 0 ? entry.size : 0;
+  void uncount(const DiskEntry& entry) {
     bytes_ -= entry.size;
     uses_[entry.owner].bytes -= entry.size;
     tenant_bytes_[uses_[entry.owner].tenant] -= entry.size;
+  }
+  void take_out(const DiskEntry& entry) {
+    if (entry.hidden == 0) {
+      uncount(entry);
+    } else {
+      --hidden_;
+      if (--hidden_of_[entry.owner] == 0) hidden_of_.erase(entry.owner);
+    }
     with_end_ -= entry.end != 0 ? 1 : 0;
     leave(entry.owner);
   }
@@ -178,11 +190,12 @@ class DiskIndex {
   const uint64_t seed_;
   Slab<DiskEntry, 1024> entries_;
   SlotIndex cells_;
-  std::vector<DiskUse> uses_;  // by the numbers of owners; without blocks: not in use
+  std::vector<DiskUse> uses_;  // by the numbers of owners, with hidden blocks; without blocks: not in use
   std::map<std::pair<TenantId, uint64_t>, uint16_t> numbers_;
   std::vector<uint16_t> free_owners_;
   std::unordered_map<TenantId, uint64_t> tenant_bytes_;
-  uint64_t bytes_ = 0, hidden_bytes_ = 0;
+  std::unordered_map<uint16_t, uint64_t> hidden_of_;  // blocks, by the numbers of owners
+  uint64_t bytes_ = 0;
   uint32_t with_end_ = 0, hidden_ = 0;
 };
 

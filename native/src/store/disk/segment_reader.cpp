@@ -4,8 +4,6 @@
 #include <cstring>
 #include <vector>
 
-#include "mooncache/crc32c.h"
-
 namespace mooncache::store::disk {
 
 bool read_footer(const SegmentPlace& place, const AlignedMemory& buffer, const ReadAt& read,
@@ -25,10 +23,7 @@ bool read_footer(const SegmentPlace& place, const AlignedMemory& buffer, const R
     at += piece;
   }
   const auto entries = std::span<const std::byte>(memory).first(trailer->count * kFooterEntryBytes);
-  // The second one is that of former versions, which says less.
-  if (FooterTrailer::checksum(entries) != trailer->entries_crc32c &&
-      crc32c(entries) != trailer->entries_crc32c)
-    return false;
+  if (!trailer->covers(entries)) return false;
   for (uint32_t at = 0; at < trailer->count; ++at) {
     const auto entry = FooterEntry::decode(entries.subspan(at * kFooterEntryBytes).first<kFooterEntryBytes>(),
                                            trailer->writers);
