@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -167,22 +168,18 @@ async def test_an_etcd_restored_from_a_backup_gives_no_term_twice(
 
 async def test_a_call_under_way_on_a_connection_that_another_call_gives_up_fails() -> None:
     """It was cancelled with its task, which held a master's lease: that master never led again."""
-    silent = [
-        await asyncio.start_server(lambda _reader, _writer: asyncio.sleep(WAIT_S), "127.0.0.1", 0)
-        for _ in "ab"
-    ]
-    api = EtcdApi([f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in silent])
-    try:
-        waiting = asyncio.ensure_future(api.lease_grant(2, WAIT_S))
-        with pytest.raises(MasterUnavailable):
-            await api.range(pb.RangeRequest(key=b"k"), 0.2)
-        with pytest.raises(MasterUnavailable, match="given up"):
-            await within(waiting)
-        assert api.endpoint.endswith(str(silent[1].sockets[0].getsockname()[1])), "one step on, not two"
-    finally:
-        await api.close()
-        for server in silent:
-            server.close()
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [silent.getsockname()[1] for silent in (one, other)]
+        api = EtcdApi([f"127.0.0.1:{port}" for port in ports])
+        try:
+            waiting = asyncio.ensure_future(api.lease_grant(2, WAIT_S))
+            with pytest.raises(MasterUnavailable):
+                await api.range(pb.RangeRequest(key=b"k"), 0.2)
+            with pytest.raises(MasterUnavailable, match="given up"):
+                await within(waiting)
+            assert api.endpoint.endswith(str(ports[1])), "one step on, not two"
+        finally:
+            await api.close()
 
 
 async def test_a_majority_that_is_lost_ends_leadership_and_one_that_is_back_begins_it(
