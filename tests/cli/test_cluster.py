@@ -110,7 +110,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 def test_what_up_announces(up: Up) -> None:
     assert set(up.announced) == {"master_targets", "state_dir", "token_file", "pid", "master_pid", "nodes"}
     assert [set(node) for node in up.announced["nodes"]] == [
-        {"node_id", "pid", "grpc_target", "tcp", "unix_path", "capacity_bytes"}
+        {"node_id", "pid", "grpc_target", "tcp", "unix_path", "capacity_bytes", "ssd_bytes"}
     ] * 2
     token = Path(up.announced["token_file"])
     assert token.stat().st_mode & 0o777 == 0o600

@@ -168,6 +168,7 @@ def test_what_up_prints() -> None:
                 "grpc_target": "",
                 "tcp": "127.0.0.1:9",
                 "capacity_bytes": 1 << 30,
+                "ssd_bytes": 0,
             }
         ],
         "serving": {
