@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.gateway.shell import conductor
+from tests.client.conftest import make_cluster
 from tests.gateway.model_folder import make_tokenizer
 
 
@@ -27,3 +29,12 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """A pool of real processes, for the tests of one file."""
+    cluster = make_cluster(tmp_path_factory.mktemp("pool"))
+    cluster.start()
+    yield cluster
+    cluster.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +14,6 @@ from mooncache.accounts.core.api_key import KeyScope
 from mooncache.accounts.key_store import create_key
 from mooncache.bench.operate.browser import BrowserPage, browsing, find_browser
 from mooncache.cluster.embedded import EmbeddedCluster
-from tests.client.conftest import make_cluster
 from tests.conductor.support import BLOCK, chain
 from tests.gateway.axe import PACKAGE, Axe
 from tests.gateway.test_console import served
@@ -26,14 +25,6 @@ pytestmark = pytest.mark.skipif(
     reason="needs axe-core-python (extra dev) and Chromium (Debian package chromium)",
 )
 SCHEMES = ("light", "dark")
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    cluster = make_cluster(tmp_path_factory.mktemp("pool"))
-    cluster.start()
-    yield cluster
-    cluster.stop()
 
 
 @pytest.fixture

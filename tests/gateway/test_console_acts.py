@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,12 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime import logs
 from mooncache.runtime.logs import Event
-from tests.client.conftest import make_cluster
 from tests.conditions import until
 from tests.conductor.support import BLOCK, CALM, Conductor, chain, config_at, instance
 from tests.conductor.support import running as running_conductor
 from tests.gateway.test_console_browser import enter
 
 DRAIN = {"act": "instance drain", "name": "e"}
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    cluster = make_cluster(tmp_path_factory.mktemp("pool"))
-    cluster.start()
-    yield cluster
-    cluster.stop()
 
 
 class Scene:

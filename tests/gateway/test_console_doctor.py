@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from mooncache.config import Config
 from mooncache.gateway.console.doctor import DoctorRuns
 from mooncache.gateway.core.doctor_report import CHECKS_MAX, PARTS_MAX, DoctorSteps, read_report
 from mooncache.runtime.clock import SystemClock
-from tests.client.conftest import make_cluster
 from tests.conditions import until
 from tests.gateway.test_console import served
 from tests.gateway.test_console_acts import scene
@@ -143,14 +141,6 @@ async def test_operators_look_and_the_cluster_token_begins(
         assert await status("POST", {**operator, **json_type}) == 200
         found = await ended(console.doctor)
         assert found["counts"]["fail"] == 1
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
-    cluster = make_cluster(tmp_path_factory.mktemp("pool"))
-    cluster.start()
-    yield cluster
-    cluster.stop()
 
 
 async def test_the_page_runs_it_against_a_real_pool(

@@ -222,7 +222,7 @@ def test_kept_memory_keeps_its_writers(tmp_path: Path, capsys: pytest.CaptureFix
         nodes=1,
         capacity_bytes=16 * MIB,
         port=0,
-        extra_env=(("MOONCACHE_STORE_NODE_KEEP_MEMORY", "true"),),
+        keep_memory=True,  # its end ends the holder, too
     )
     with EmbeddedCluster(settings) as cluster, writer(cluster, "good") as good, writer(cluster, "bad") as bad:
         assert all(good.put(f"g{number}", value_of(number)) for number in range(5))

@@ -86,7 +86,7 @@ def _original(
 
 
 def _measure(clients: Mapping[str, Worker], options: StoreBenchOptions, progress: Progress) -> CallFigures:
-    batches: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     # One round more than asked: the first one warms up (page faults, connections) and is dropped.
     for repeat in range(options.repeats + 1):
         progress(f"same calls, round {repeat} of {options.repeats}")
@@ -96,11 +96,11 @@ def _measure(clients: Mapping[str, Worker], options: StoreBenchOptions, progress
             exist = client.ask("exist", keys=options.chain_keys, repeats=options.chain_repeats)
             if repeat == 0:
                 continue
-            batches["batch_put_from"][name].append(batch["put_s"])
-            batches["batch_get_into"][name].append(batch["get_s"])
-            batches["put_from p50"][name] += small["put_s"]
-            batches["get_into p50"][name] += small["get_s"]
-            batches["batch_is_exist"][name] += exist["exist_s"]
+            times["batch_put_from"][name].append(batch["put_s"])
+            times["batch_get_into"][name].append(batch["get_s"])
+            times["put_from p50"][name] += small["put_s"]
+            times["get_into p50"][name] += small["get_s"]
+            times["batch_is_exist"][name] += exist["exist_s"]
     total_bytes = options.block_bytes * options.block_count
     scale: dict[str, Callable[[float], float]] = {
         "GB/s": lambda seconds: total_bytes / seconds / 1e9,
@@ -108,7 +108,7 @@ def _measure(clients: Mapping[str, Worker], options: StoreBenchOptions, progress
         "keys/s": lambda seconds: options.chain_keys / seconds,
     }
     return {
-        call: {name: scale[unit](statistics.median(batches[call][name])) for name in clients}
+        call: {name: scale[unit](statistics.median(times[call][name])) for name in clients}
         for call, (unit, _) in _CALLS.items()
     }
 
@@ -129,17 +129,11 @@ def rows_of(figures: CallFigures, options: StoreBenchOptions) -> list[Row]:
         rows += [bar_row(f"{call}, {what[call]}, {name}", value, unit) for name, value in theirs.items()]
         faster = min if unit == "us" else max
         best = faster(theirs, key=theirs.__getitem__) if theirs else None
+        bound = {"at_most" if unit == "us" else "at_least": bar}
         for name in OURS:
             row = f"{call}, {what[call]}, {name}"
             reference = seen[best] if best else None
-            if unit == "us":
-                rows.append(
-                    bar_row(row, seen[name], unit, against=best or ORIGINAL, reference=reference, at_most=bar)
-                )
-            else:
-                rows.append(
-                    bar_row(
-                        row, seen[name], unit, against=best or ORIGINAL, reference=reference, at_least=bar
-                    )
-                )
+            rows.append(
+                bar_row(row, seen[name], unit, against=best or ORIGINAL, reference=reference, **bound)
+            )
     return rows
