@@ -22,7 +22,7 @@ heading = @printf '\n== %s\n' "$(1)"
 
 # ---- for people --------------------------------------------------------------------------------
 .PHONY: help up test check lint format pytest deep-test upgrade-test native-test asan-test tsan-test fuzz-smoke wheel wheel-test release engine
-.PHONY: bench bench-rdma soak sim figures proto docs stub tidy develop lock sbom clean distclean system-up system-test
+.PHONY: bench bench-rdma soak sim figures proto docs pictures stub tidy develop lock sbom clean distclean system-up system-test
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
@@ -207,6 +207,9 @@ proto: $(VENV)/.dev ## regenerate services/proto from protos/
 
 docs: $(VENV)/.dev ## rewrite the reference pages that come from the code
 	$(BIN)/python scripts/gen_docs.py
+
+pictures: $(VENV)/.dev ## take the pictures of the console in docs/images anew (Chromium, five minutes)
+	$(BIN)/python scripts/console_pictures.py $(PICTURES_ARGS)
 
 stub: $(VENV)/.dev ## rewrite services/_native.pyi after a change in native/python
 	$(BIN)/python scripts/native_stub.py

@@ -19,7 +19,9 @@ AccountStamp = tuple[int | str | bytes, ...]
 class DatabaseFormat:
     """What a store holds. `what` begins sentences; `topic` names it in PostgreSQL.
 
-    Of its file: `file_name`, `number` tells files of other programs apart, then version, schema and journal.
+    Of its file: `file_name`, `number` tells files of other programs apart, then version, schema and journal. `added`:
+    columns that came later, as table, name and type with a default. A file that lacks one gets it when it is opened;
+    programs of before go on beside it, so it has no new version.
     """
 
     what: str
@@ -29,6 +31,7 @@ class DatabaseFormat:
     version: int
     schema: str
     journal: str = "DELETE"
+    added: tuple[tuple[str, str, str], ...] = ()
 
 
 class AccountDatabase(Protocol):

@@ -1,4 +1,4 @@
-"""Limits of tenants and keys: set by the operator's commands, read by gateways.
+"""Limits and priorities of tenants and keys: set by the operator's commands, read by gateways.
 
 A tenant's limits have the key "". Whoever has a row has all limits of it; a row of zeros is deleted.
 """
@@ -32,12 +32,13 @@ _FORMAT: Final = DatabaseFormat(
         requests_under_way INTEGER NOT NULL, tokens_under_way INTEGER NOT NULL, money_per_month REAL NOT NULL,
         PRIMARY KEY (tenant, key_id)
     ) STRICT, WITHOUT ROWID""",
+    added=(("request_limit", "priority", "INTEGER NOT NULL DEFAULT 0"),),
 )
 _COLUMNS: Final = ", ".join(("tenant", "key_id", *LIMIT_NAMES))
 _MARKS: Final = ", ".join("?" * (2 + len(LIMIT_NAMES)))
 _INSERT: Final = f"INSERT INTO request_limit ({_COLUMNS}) VALUES ({_MARKS})"  # noqa: S608
 _SELECT_ONE: Final = f"SELECT {_COLUMNS} FROM request_limit WHERE tenant = ? AND key_id = ?"  # noqa: S608
-_LimitRow = tuple[str, str, float, float, int, int, float]
+_LimitRow = tuple[str, str, float, float, int, int, float, int]
 
 
 class LimitStore(AccountStore):

@@ -49,6 +49,7 @@ STEPS: Final[tuple[str, ...]] = (
     CREATE TABLE usage_writer (id TEXT PRIMARY KEY, sequence BIGINT NOT NULL, written_s BIGINT NOT NULL);
     CREATE TABLE audit_entry (number BIGINT PRIMARY KEY, line BYTEA NOT NULL);
     """,
+    "ALTER TABLE request_limit ADD COLUMN priority BIGINT NOT NULL DEFAULT 0",
 )
-OLDEST: Final = (1,)
+OLDEST: Final = (1, 1)
 """For each step: how many steps a program has to know to use a database that has it."""

@@ -88,6 +88,19 @@ class SqliteFile:
             raise ConfigInvalid(
                 f"{self.name} is of version {version}; this program knows {form.version}. Use the newer program."
             )
+        self._add_columns(form)
+
+    def _add_columns(self, form: DatabaseFormat) -> None:
+        """Those of `form.added` that the file lacks."""
+        if all(self._has_column(table, name) for table, name, _ in form.added):
+            return
+        with self.transaction():
+            for table, name, kind in form.added:
+                if not self._has_column(table, name):  # another process may have been faster
+                    self._made.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+    def _has_column(self, table: str, name: str) -> bool:
+        return any(row[1] == name for row in self._made.execute(f"PRAGMA table_info({table})"))
 
     def _pragma(self, name: str) -> int:
         return int(self._made.execute(f"PRAGMA {name}").fetchone()[0])

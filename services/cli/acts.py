@@ -16,6 +16,7 @@ from mooncache.reporting.output import EXIT_OK, error_console
 ACTS: Final = frozenset(
     {
         ("accounts", "copy"),
+        ("batch", "cancel"),
         ("key", "create"),
         ("key", "limit"),
         ("key", "revoke"),
@@ -38,10 +39,17 @@ ACTS: Final = frozenset(
         ("drain",),
         ("down",),
         ("invite",),
+        ("join",),
+        ("pin",),
+        ("rm",),
+        ("unpin",),
         ("upgrade",),
     }
 )
 _READS: Final = frozenset({("invite", "list")})
+_SECRET_OPTIONS: Final = frozenset({"--code"})
+"""Their values are shown to no reader of the log: a code that was refused here may be good elsewhere."""
+_HIDDEN: Final = "[redacted]"
 _FAILED: Final = "FAILED"
 _noted: ContextVar[dict[str, str] | None] = ContextVar("noted", default=None)
 
@@ -100,7 +108,7 @@ def _keep(tokens: Sequence[str], act: tuple[str, ...], result: str, details: dic
     try:
         state_dir = _option(tokens, "--state-dir")
         accounts = Accounts(_option(tokens, "--accounts-dir"), Path(state_dir) if state_dir else None)
-        arguments = [redact_text(each) for each in tokens[len(act) :]]
+        arguments = [redact_text(each) for each in without_secrets(tokens[len(act) :])]
         entry = AuditEntry(
             unix_ms=round(time.time() * 1e3),
             who=operator(),
@@ -115,6 +123,20 @@ def _keep(tokens: Sequence[str], act: tuple[str, ...], result: str, details: dic
         error_console.print(
             f"not in the audit log: {error.message}", markup=False, style="red", soft_wrap=True
         )
+
+
+def without_secrets(arguments: Sequence[str]) -> list[str]:
+    """The arguments of an act, with the values of options that are secrets hidden, however they are spelt."""
+    kept = list(arguments)
+    for number, each in enumerate(arguments):
+        name, equals, _ = each.partition("=")
+        if name not in _SECRET_OPTIONS:
+            continue
+        if equals:
+            kept[number] = f"{name}={_HIDDEN}"
+        elif number + 1 < len(kept):
+            kept[number + 1] = _HIDDEN
+    return kept
 
 
 def _option(tokens: Sequence[str], option: str) -> str | None:

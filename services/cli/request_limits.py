@@ -43,6 +43,14 @@ class RequestLimitOptions:
         ),
     ] = None
 
+    priority: Annotated[
+        int | None,
+        Parameter(
+            group=_REQUESTS,
+            help="Steps by which requests go before others, -4 to 4; 0: of a key as its tenant's, else normal.",
+        ),
+    ] = None
+
     def given(self) -> dict[str, float]:
         """Those that were named."""
         return {name: value for name, value in asdict(self).items() if value is not None}

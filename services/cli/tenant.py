@@ -118,6 +118,8 @@ def set_limits(
 
         mooncache tenant set team-a --requests-per-minute 600 --tokens-under-way 200000
 
+        mooncache tenant set team-a --priority 2
+
         mooncache tenant set team-a --replicas 2
 
         mooncache tenant set team-a --encrypted

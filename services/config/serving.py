@@ -117,7 +117,7 @@ class GatewaySection(Section):
     console_acts: bool = True
     """Whether who signs in to the console with the cluster token may also drain, set roles, and make tenants' keys."""
     price_file: OptionalPath = None
-    """Price book (TOML, `mooncache cost prices` prints one) for money in the console; empty: no money is shown."""
+    """Price book (TOML, `mooncache cost prices` prints one) for money and budgets; empty: budgets limit nothing."""
     model_folders: Words = ()
     """Folders of models on this machine, for their tokenizers; found by content where engines have other paths."""
     public_prefix_enabled: bool = False

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
 from mooncache.accounts.database import AccountsPlace
 from tests.accounts.postgres_server import PostgresServer, postgres_server
+
+if TYPE_CHECKING:
+    from mooncache.accounts.postgres import PostgresAccounts
 
 
 @pytest.fixture
@@ -38,3 +42,29 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AccountsPl
     accounts = PostgresAccounts(DatabaseUrl(server.new_database()))
     yield accounts
     accounts.close()
+
+
+@pytest.fixture
+def url(shared_postgres: PostgresServer) -> str:
+    """An empty database."""
+    return shared_postgres.new_database()
+
+
+@pytest.fixture
+def accounts(url: str) -> Iterator[PostgresAccounts]:
+    yield from _accounts_at(url)
+
+
+@pytest.fixture
+def other(url: str) -> Iterator[PostgresAccounts]:
+    """The same database from another process' point of view."""
+    yield from _accounts_at(url)
+
+
+def _accounts_at(url: str) -> Iterator[PostgresAccounts]:
+    from mooncache.accounts.postgres import PostgresAccounts
+    from mooncache.config.accounts_place import DatabaseUrl
+
+    found = PostgresAccounts(DatabaseUrl(url))
+    yield found
+    found.close()

@@ -24,7 +24,7 @@ from mooncache.accounts.core.audit import (
     trimmed,
 )
 from mooncache.accounts.database import AccountsPlace
-from mooncache.cli.acts import ACTS, act_of
+from mooncache.cli.acts import ACTS, act_of, without_secrets
 from mooncache.cli.app import build
 from mooncache.cli.app import run as cli
 from mooncache.errors import ConfigInvalid
@@ -87,6 +87,34 @@ def test_acts_leave_entries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     assert cli(["audit", "--verify", *where]) == 1
     assert "line 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("act", "arguments"),
+    [
+        ("rm", ["a", "b"]),
+        ("pin", ["a", "--ttl", "1min"]),
+        ("unpin", ["a"]),
+        ("batch cancel", ["batch_0"]),
+    ],
+)
+def test_acts_on_blocks_and_batches_that_fail_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], act: str, arguments: list[str]
+) -> None:
+    assert cli([*act.split(), *arguments, "--state-dir", str(tmp_path)]) != 0, "no cluster is here"
+    (found,) = shown(tmp_path, capsys)
+    assert found["what"] == act and found["result"] not in ("OK", "FAILED")
+    assert found["arguments"][: len(arguments)] == arguments
+
+
+def test_the_code_of_an_invitation_is_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--code", "K7QM-SECRET"], ["--code=K7QM-SECRET"]):
+        assert cli(["join", "127.0.0.1:1", *option, "--state-dir", str(tmp_path)]) == 2
+    found = shown(tmp_path, capsys)
+    assert [(each["what"], each["result"]) for each in found] == [("join", "INVALID_ARGUMENT")] * 2
+    assert found[0]["arguments"][:3] == ["127.0.0.1:1", "--code", "[redacted]"]
+    assert "K7QM" not in json.dumps(found)
+    assert without_secrets(["a", "--code"]) == ["a", "--code"]
 
 
 def test_an_act_is_done_where_it_cannot_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

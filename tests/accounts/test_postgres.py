@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.accounts import postgres, postgres_schema
+from mooncache.accounts import postgres
 from mooncache.accounts.audit_log import append, first_break_of, lines
 from mooncache.accounts.core.api_key import id_of
 from mooncache.accounts.core.request_limits import HolderLimits
@@ -48,26 +47,6 @@ from tests.gateway.stand_in import Bench, FakeEngine, running
 
 pytestmark = pytest.mark.timeout(300)
 URL_VARIABLE = "MOONCACHE_CLUSTER_ACCOUNTS_DIR"
-
-
-@pytest.fixture
-def url(shared_postgres: PostgresServer) -> str:
-    return shared_postgres.new_database()
-
-
-@pytest.fixture
-def accounts(url: str) -> Iterator[PostgresAccounts]:
-    found = PostgresAccounts(DatabaseUrl(url))
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def other(url: str) -> Iterator[PostgresAccounts]:
-    """The same database from another process' point of view."""
-    found = PostgresAccounts(DatabaseUrl(url))
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -146,74 +125,6 @@ def test_without_the_driver_a_sentence_says_what_to_install(monkeypatch: pytest.
     monkeypatch.delattr("mooncache.accounts.postgres_connection", raising=False)
     with pytest.raises(ConfigInvalid, match=r"mooncache\[postgres\]"):
         PostgresAccounts(DatabaseUrl("postgresql://db/a"))
-
-
-# --- the schema ------------------------------------------------------------------------------------------------------
-
-
-def test_processes_that_start_at_once_make_the_tables_once(url: str, shared_postgres: PostgresServer) -> None:
-    each = [PostgresAccounts(DatabaseUrl(url)) for _ in range(6)]
-    barrier = threading.Barrier(len(each))
-
-    def begin(accounts: PostgresAccounts) -> object:
-        barrier.wait(60)
-        return keys_stamp_of(accounts)
-
-    with ThreadPoolExecutor(len(each)) as pool:
-        assert len(set(pool.map(begin, each))) == 1
-    for accounts in each:
-        accounts.close()
-    name = url.rpartition("/")[2]
-    assert shared_postgres.ask("SELECT steps, oldest FROM mooncache.account_schema", name) == [(1, 1)]
-
-
-def test_steps_are_carried_out_once_and_programs_of_before_go_on(
-    accounts: PostgresAccounts, other: PostgresAccounts, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with KeyStore(accounts) as store:
-        store.add(record())
-    more = (*postgres_schema.STEPS, "ALTER TABLE api_key ADD COLUMN note TEXT NOT NULL DEFAULT ''")
-    monkeypatch.setattr(postgres, "STEPS", more)
-    monkeypatch.setattr(postgres, "OLDEST", (1, 1))
-    with KeyStore(other) as store:
-        assert len(store.all()) == 1
-    monkeypatch.undo()
-    of_before = PostgresAccounts(DatabaseUrl(url))
-    with KeyStore(of_before) as store:  # started again, it still understands the tables
-        store.add(record(2))
-    of_before.close()
-    monkeypatch.setattr(postgres, "STEPS", (*more, "DROP TABLE audit_entry"))
-    monkeypatch.setattr(postgres, "OLDEST", (1, 1, 3))
-    newest = PostgresAccounts(DatabaseUrl(url))
-    assert keys_stamp_of(newest) == keys_stamp_of(accounts)
-    newest.close()
-    monkeypatch.undo()
-    too_old = PostgresAccounts(DatabaseUrl(url))
-    with pytest.raises(ConfigInvalid, match="newer program"):
-        keys_stamp_of(too_old)
-    too_old.close()
-
-
-def test_a_step_that_fails_leaves_nothing(
-    accounts: PostgresAccounts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgres, "STEPS", (*postgres_schema.STEPS, "CREATE TABLE api_key (id TEXT)"))
-    monkeypatch.setattr(postgres, "OLDEST", (1, 1))
-    with pytest.raises(ConfigInvalid, match="already exists"):
-        keys_stamp_of(accounts)
-    monkeypatch.undo()
-    assert keys_stamp_of(accounts)
-
-
-def test_who_may_not_make_tables_is_told_so_once_they_are_missing(
-    url: str, shared_postgres: PostgresServer
-) -> None:
-    name = url.rpartition("/")[2]
-    shared_postgres.ask(f"CREATE ROLE r_{name} LOGIN PASSWORD 'r'")
-    few = PostgresAccounts(DatabaseUrl(f"postgresql://r_{name}:r@127.0.0.1:{shared_postgres.port}/{name}"))
-    with pytest.raises(ConfigInvalid, match="permission denied"):
-        keys_stamp_of(few)
-    few.close()
 
 
 def test_tls_as_the_url_says(own_server: PostgresServer, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
@@ -34,7 +35,7 @@ def test_limits_are_kept(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(limit_store, "ROWS_MAX", 2)
     before = limits_stamp_of(place)
     assert (before is None) == isinstance(place, Path)
-    of_tenant, of_key_alone = HolderLimits(60.5, 7, 3, 9, 0.25), HolderLimits(tokens_under_way=5)
+    of_tenant, of_key_alone = HolderLimits(60.5, 7, 3, 9, 0.25, -4), HolderLimits(priority=4)
     with LimitStore(place, create=True) as store:
         store.set("moon", "", of_tenant)
         store.set("moon", KEY, of_key_alone)
@@ -47,6 +48,8 @@ def test_limits_are_kept(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) 
             ("moon", "", HolderLimits(-1)),
             ("moon", "", HolderLimits(float("nan"))),
             ("moon", "", HolderLimits(requests_under_way=10**9)),
+            ("moon", "", HolderLimits(priority=5)),
+            ("moon", "", HolderLimits(priority=-5)),
         ):
             with pytest.raises(InvalidArgument):
                 store.set(tenant, key_id, limits)
@@ -91,6 +94,31 @@ def test_limits_that_are_none(place: AccountsPlace) -> None:
             store.all()
 
 
+def test_a_file_of_before_has_no_priorities_and_programs_of_before_go_on(tmp_path: Path) -> None:
+    with LimitStore(tmp_path / "accounts", create=True):
+        pass
+    path = tmp_path / "accounts" / FILE_NAME
+    of_before = (
+        "INSERT INTO request_limit (tenant, key_id, requests_per_minute, tokens_per_minute, requests_under_way, "
+        "tokens_under_way, money_per_month) VALUES (?, ?, 60, 0, 0, 0, 0)"
+    )
+    made = sqlite3.connect(path)
+    made.execute("ALTER TABLE request_limit DROP COLUMN priority")
+    made.execute(of_before, ("moon", ""))
+    made.commit()
+    with LimitStore(tmp_path / "accounts") as store:
+        assert store.all() == {("moon", ""): HolderLimits(requests_per_minute=60)}
+        store.set("moon", "", HolderLimits(requests_per_minute=60, priority=2))
+    made.execute(of_before, ("sun", ""))
+    made.commit()
+    made.close()
+    with LimitStore(tmp_path / "accounts") as store:
+        assert {holder: each.priority for holder, each in store.all().items()} == {
+            ("moon", ""): 2,
+            ("sun", ""): 0,
+        }
+
+
 def test_a_holder_is_a_tenant_or_its_key() -> None:
     assert split_holder(holder_of("moon", KEY)) == ("moon", KEY)
     assert split_holder("moon") == ("moon", "")
@@ -133,14 +161,18 @@ def test_commands_say_what_is_in_force(tmp_path: Path, capsys: pytest.CaptureFix
             "requests_under_way": 0,
             "tokens_under_way": 500,
             "money_per_month": 0,
+            "priority": 0,
         },
     }
+    assert limit(tmp_path, "tenant", "set", "moon", "--priority", "-2") == 0
+    assert "tokens_under_way 500, priority -2" in capsys.readouterr().out
     for wrong in (
         ("key", "limit", key_id),
         ("key", "limit", "f" * 16, "--tokens-under-way", "9"),
         ("tenant", "set", "moon"),
         ("tenant", "set", "MOON", "--tokens-under-way", "9"),
         ("tenant", "set", "moon", "--tokens-under-way", "-9"),
+        ("tenant", "set", "moon", "--priority", "5"),
     ):
         assert limit(tmp_path, *wrong) != 0, wrong
 

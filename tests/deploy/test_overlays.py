@@ -34,7 +34,7 @@ def processes(whole: dict[str, Any]) -> dict[str, Config]:
 
 
 def test_there_is_a_file_for_each_choice() -> None:
-    assert set(OVERLAYS) == {"ssd", "tls", "gpu", "rdma", "postgres"}
+    assert set(OVERLAYS) == {"ssd", "tls", "gpu", "rdma", "postgres", "prices"}
 
 
 @pytest.mark.parametrize("names", CHOICES, ids="+".join)
@@ -86,8 +86,35 @@ def test_a_second_conductor_and_a_second_gateway_differ_in_their_names_alone() -
     names = [service.pop("environment") for service in (one, other)]
     assert names[0] | {"MOONCACHE_CONDUCTOR_ADVERTISE_HOST": "conductor-2"} == names[1]
     assert one == {key: value for key, value in other.items() if key != "profiles"}
+    own = {"ports": 0, "profiles": 0, "volumes": 0}
     one, other = services["gateway"], services["gateway-2"]
-    assert one | {"ports": 0, "profiles": 0} == other | {"ports": 0, "profiles": 0}
+    assert one | own == other | own
+    differing = set(one["volumes"]) ^ set(other["volumes"])
+    assert differing == {"batches:/batches", "batches-2:/batches"}, "two gateways do not share a folder"
+
+
+def test_gateways_and_no_other_service_take_batches() -> None:
+    taking = {
+        name: str(config.gateway.batch_dir)
+        for name, config in processes(merged()).items()
+        if config.gateway.batch_dir is not None
+    }
+    assert taking == dict.fromkeys(("gateway", "gateway-2"), "/batches")
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r"install -d -o mooncache .*-m 0700[^&]* /batches ", image), (
+        "a volume gets its owner from there"
+    )
+
+
+def test_all_gateways_and_no_other_service_have_the_prices() -> None:
+    whole = merged("prices")
+    found = {}
+    for name, config in processes(whole).items():
+        if config.gateway.price_file is not None:
+            mounts = [each.split(":") for each in whole["services"][name]["volumes"]]
+            found[name] = [each for each in mounts if each[1] == str(config.gateway.price_file)]
+    book = ["./prices.toml", "/etc/mooncache/prices.toml", "ro"]
+    assert found == {"gateway": [book], "gateway-2": [book]}
 
 
 def test_all_know_all_conductors() -> None:

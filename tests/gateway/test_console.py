@@ -267,13 +267,23 @@ async def test_money_of_requests(tmp_path: Path, http: aiohttp.ClientSession) ->
             live = bench.url + "/console/live?topic=overview"
             async with http.get(live, headers=cookie) as response:
                 look = await first_event(response)
+            async with http.get(f"{bench.url}/console/decision?id=d-3", headers=cookie) as response:
+                cost = (await response.json()).get("cost")
         figures = look["figures"]
+        assert (cost is None) == (currency is None)
+        if cost is not None:
+            one = 36 * 0.1 / 3600  # 100 ms of 400 ms were computed
+            assert (cost["currency"], cost["generating"], cost["network"]) == ("EUR", 0.0, 0.0)
+            assert (cost["computing"], cost["total"]) == (pytest.approx(one), pytest.approx(one))
+            assert cost["saved"]["total"] == pytest.approx(3 * one)
+            assert any("ssd" in remark for remark in cost["remarks"])
         assert (look["currency"], figures["cost"], figures["saved_cost"]) == (
             currency,
             spent if spent is None else pytest.approx(spent),
             saved if saved is None else pytest.approx(saved),
         )
         assert any("ssd" in hole for hole in look["price_holes"]) is (currency is not None)
+        assert look["paybacks"] == []  # no master says how large the pool is
 
 
 async def test_a_wrong_price_book_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,12 +14,15 @@ import mooncache
 from mooncache.accounts.core.api_key import KeyScope
 from mooncache.accounts.key_store import create_key
 from mooncache.bench.operate.browser import BrowserPage, browsing, find_browser
+from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.embedded import EmbeddedCluster
+from mooncache.errors import ConductorUnavailable
 from tests.conductor.support import BLOCK, chain
 from tests.gateway.axe import PACKAGE, Axe
 from tests.gateway.test_console import served
 from tests.gateway.test_console_acts import scene
 from tests.gateway.test_console_browser import enter, fill, meter
+from tests.gateway.test_console_doctor import REPORT, runs
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(PACKAGE) is None or find_browser() is None,
@@ -59,6 +63,15 @@ class Look:
         await self._page.until(f"document.querySelector({ready!r}) !== null")
         await self.at(name.replace("/", "-"))
 
+    async def dialog(self, name: str) -> None:
+        """Open the dialog of the first row, look at it and close it."""
+        await self._page.until("document.querySelector('td button.act') !== null")
+        await self._page.value("document.querySelector('td button.act').click()")
+        await self._page.until("document.querySelector('dialog[open]') !== null")
+        await self.at(name)
+        await self._page.press("Escape")
+        await self._page.until("!document.querySelector('dialog')")
+
 
 async def test_pages_of_requests_and_tenants(page: BrowserPage, tmp_path: Path) -> None:
     async with served(tmp_path / "state") as (bench, answers):
@@ -79,16 +92,23 @@ async def test_pages_of_requests_and_tenants(page: BrowserPage, tmp_path: Path) 
         await look.go("instances", "tbody td .badge")
         await look.go("tenants", "tbody a.name")
         await look.go("tenant/alice", "td button.act")
-        await page.value("document.querySelector('td button.act').click()")
-        await look.at("revoke")
-        await page.press("Escape")
+        await look.dialog("revoke")
         for button, name in ((".heading button.main", "make"), (".panel .heading button", "limits")):
             await page.until("!document.querySelector('dialog')")
             await page.value(f"document.querySelector('{button}').click()")
             await look.at(name)
+            if name == "make":
+                await page.type("ci-2")
+                await page.press("Enter")
+                await page.until("document.querySelector('dialog input.secret')?.value")
+                await look.at("made")
             await page.press("Escape")
         await look.go("configuration", "tbody td")
-        await look.go("doctor", "h1 + *")
+        bench.gateway.state.require_console().doctor = runs(f"print({REPORT!r})")
+        await look.go("doctor", ".heading button.main")
+        await page.value("document.querySelector('.heading button.main').click()")
+        await page.until("document.querySelector('.findings li') !== null")
+        await look.at("doctor-results")
         await page.value("document.querySelector('#leave').click()")
         await page.until("document.activeElement?.id === 'key'")
         await page.type(bench.key("alice"))
@@ -99,8 +119,15 @@ async def test_pages_of_requests_and_tenants(page: BrowserPage, tmp_path: Path) 
 
 
 async def test_pages_of_the_pool(
-    pool: EmbeddedCluster, page: BrowserPage, tmp_path: Path, http: aiohttp.ClientSession
+    pool: EmbeddedCluster,
+    page: BrowserPage,
+    tmp_path: Path,
+    http: aiohttp.ClientSession,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    async def gone(*_: Any) -> Any:
+        raise ConductorUnavailable("The conductor does not answer.")
+
     async with scene(pool, tmp_path, http) as found:
         hot, now_s = found.conductor.service.state.hot, found.conductor.service.state.clock.now_s()
         for name in ("a", "b"):
@@ -112,11 +139,17 @@ async def test_pages_of_the_pool(
         look = Look(page, await Axe.loaded(page), tmp_path)
         await look.go("overview", "[aria-label=Incidents]")
         await look.go("pool", "[aria-label='Tenants in the pool'] td .meter")
-        await page.value("document.querySelector('td button.act').click()")
-        await look.at("drain")
-        await page.press("Escape")
+        await look.dialog("drain")
+        await look.go("instances", "td button.act")
+        await look.dialog("instance")
         await look.go("prefixes", "td button.act")
+        await look.dialog("prefix")
         await look.go("network", ".matrix td")
+        with monkeypatch.context() as patched:
+            patched.setattr(ConductorLink, "call", gone)
+            await look.go("overview", "[aria-label=Incidents] tbody td .badge")
+        await page.until("document.querySelector('.note.bad') === null")
+        await look.at("overview-ended")
         assert not look.wrong, "\n".join(look.wrong)
         assert not page.complaints
 

@@ -20,7 +20,6 @@ import mooncache
 from mooncache.accounts.audit_log import AUDIT_FILE, lines
 from mooncache.accounts.core.audit import AuditEntry, first_break, read_entry
 from mooncache.auth import tenant_token
-from mooncache.bench.operate.browser import browsing, find_browser
 from mooncache.client.conductor_link import ConductorLink
 from mooncache.cluster.embedded import EmbeddedCluster
 from mooncache.config import load
@@ -34,10 +33,10 @@ from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.proto.v1 import master_pb2
 from mooncache.runtime import logs
 from mooncache.runtime.logs import Event
+from tests.client.conftest import make_cluster
 from tests.conditions import until
 from tests.conductor.support import BLOCK, CALM, Conductor, chain, config_at, instance
 from tests.conductor.support import running as running_conductor
-from tests.gateway.test_console_browser import enter
 
 DRAIN = {"act": "instance drain", "name": "e"}
 
@@ -287,6 +286,32 @@ async def test_what_moves_and_who_holds_it(
     assert held["bob"] >= 20_000 and max(held.values()) >= 400_000
 
 
+async def test_hits_over_those_of_an_unlimited_pool(
+    tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "_TENANTS_S", 0.0)
+    cluster = make_cluster(tmp_path / "small", nodes=1, capacity_bytes=16 << 20)
+    cluster.start()
+    try:
+        with mooncache.connect(**cluster.client_settings()) as client:
+            async with scene(cluster, tmp_path, http) as found:
+                assert (await found.page(Topic.OVERVIEW))["pool"]["hits_of_unlimited"] is None
+                keys = [bytes([7, at]) * 16 for at in range(48)]  # three times what the node can hold
+                for at in range(0, 48, 4):
+                    client.put_many(keys[at : at + 4], [b"kv" * 500_000] * 4).raise_for_errors()
+                there = client.exists_many(keys)
+                kept, evicted = keys[there.index(True)], keys[there.index(False)]
+                assert client.match([kept]).leading_blocks == 1
+                assert (await found.page(Topic.OVERVIEW))["pool"]["hits_of_unlimited"] == 1.0
+                assert client.match([evicted]).leading_blocks == 0
+                share = (await found.page(Topic.OVERVIEW))["pool"]["hits_of_unlimited"]
+                assert 0.0 < share < 1.0
+                (row,) = (await found.page(Topic.POOL))["nodes"]
+                assert row["hits_of_unlimited"] == share
+    finally:
+        cluster.stop()
+
+
 async def test_incidents_of_a_conductor_that_went_and_came(
     pool: EmbeddedCluster, tmp_path: Path, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,49 +398,3 @@ async def test_a_conductor_that_is_gone_is_an_error_that_is_kept(
         status, answer = await found.act(DRAIN)
         assert status == 503 and "does not answer" in answer["error"]["message"]
         assert [each.result for each in found.entries()] == ["CONDUCTOR_UNAVAILABLE"]
-
-
-async def test_the_buttons_in_a_browser(
-    pool: EmbeddedCluster, tmp_path: Path, http: aiohttp.ClientSession
-) -> None:
-    program = find_browser()
-    if program is None:
-        pytest.skip("there is no Chromium on this machine (Debian package chromium)")
-    async with scene(pool, tmp_path, http) as found, browsing(program, tmp_path / "browser", http) as page:
-        await enter(page, found.gateway.url, found.gateway.token.text)
-        await page.until("!document.querySelector('#nav').hidden")
-        await page.press("4")
-        await page.until("document.querySelector('td button.act') !== null")
-        await page.value("document.querySelector('td button.act').focus()")
-        await page.press("Enter")
-        await page.until("document.querySelector('dialog[open] .choices button')?.textContent === 'Drain it'")
-        assert (
-            await page.value("document.activeElement.textContent") == "Close"
-        )  # Enter twice changes nothing
-        await page.value("document.querySelector('dialog .choices button').focus()")
-        await page.picture(tmp_path / "console-act.png")
-        await page.press("Enter")
-        await page.until("document.querySelector('dialog [role=status]')?.textContent.startsWith('Done')")
-        assert (await found.instance()).state == pb.INSTANCE_STATE_DRAINING
-        await page.press("Escape")
-        await page.until("!document.querySelector('dialog')")
-        await page.until(
-            "[...document.querySelectorAll('td .badge')].some((b) => b.textContent === 'draining')"
-        )
-        await page.press("3")
-        await page.until("document.querySelectorAll('td button.act').length === 2")
-        await page.until(
-            "[...document.querySelectorAll('.tile')].some((t) => t.textContent.includes('Copies'))"
-        )
-        await page.picture(tmp_path / "console-pool.png")
-        hot, now_s = found.conductor.service.state.hot, found.conductor.service.state.clock.now_s()
-        for name, times in (("a", 3), ("b", 5)):
-            for _ in range(times):
-                hot.use("m", chain(name, 9, parent="root", shared=2), 9, BLOCK, now_s, ("host-1",), "alice")
-        await page.press("5")
-        await page.until("document.querySelectorAll('tbody tr:not(.gap)').length === 8")
-        cells = "[...document.querySelectorAll('tbody tr:not(.gap)')].map((r) => r.cells[0].textContent)"
-        tree = ["block 1", "└ block 2", *["└ blocks 3 to 4", "└ blocks 5 to 8", "└ block 9"] * 2]
-        assert await page.value(cells) == tree
-        await page.picture(tmp_path / "console-prefixes.png")
-        assert not page.complaints

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from mooncache.gateway.core import console_session
 from mooncache.gateway.core.console_book import DecisionBook, figures, row_of, series
+from mooncache.gateway.core.console_money import ConsoleMoney
 from mooncache.gateway.core.console_session import (
     CLUSTER,
     COOKIE,
@@ -20,6 +22,7 @@ from mooncache.gateway.core.console_session import (
     renewed,
     session_of,
 )
+from mooncache.prices.loading import read_prices
 
 KEY, NOW = b"k" * 32, 1_800_000_000.0
 
@@ -195,3 +198,19 @@ def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites() -> None:
     plain = console_session.set_cookie("v", 10, secure=False)
     assert {"HttpOnly", "SameSite=Strict", "Path=/console"} <= set(plain.split("; "))
     assert console_session.set_cookie("v", 10, secure=True).endswith("; Secure")
+
+
+def test_payback_of_the_pools_space(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text("[cost]\ncurrency = 'EUR'\n[[dram]]\ngb = 500\nprice_per_hour = 0.5\n")
+    money = ConsoleMoney(read_prices(path))
+    memory = {"tier": "dram", "capacity_bytes": 250e9, "used_bytes": 1}
+    nodes = [
+        {"tiers": [memory, {"tier": "disk", "capacity_bytes": None, "used_bytes": 5}]},
+        {"tiers": [memory, {"tier": "hbm", "capacity_bytes": 80e9, "used_bytes": None}]},
+    ]
+    (row,) = money.paybacks(nodes, saved_dram=0.25, saved_ssd=1.0, window_s=900.0)  # disks have no price
+    assert (row["kind"], row["size_bytes"]) == ("dram", 500e9)  # that of engines' machines is not counted
+    assert row["cost_per_month"] == pytest.approx(0.5 * 730)
+    assert (row["saved_per_month"], row["ratio"]) == (pytest.approx(730.0), pytest.approx(2.0))
+    assert money.paybacks([], 0.0, 0.0, 900.0) == []

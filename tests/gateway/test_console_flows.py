@@ -7,8 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mooncache.gateway.console.messages import hits_of_unlimited
 from mooncache.gateway.core.console_flows import OTHERS, CounterRates, TenantShare, flows, tenant_view
 from mooncache.gateway.core.console_incidents import IncidentBook
+from mooncache.proto.v1 import master_pb2
 
 NAMES = st.sampled_from(["a", "b", "c", ""])
 SHARES = st.lists(
@@ -134,3 +136,14 @@ def test_incidents_are_bounded_and_follow_the_looks(looks: list[dict[str, str] |
     for each in found:
         if each["until_s"] is None:
             assert last is not None and last[each["name"]] in ("suspect", "dead")
+
+
+def test_hits_of_nodes_are_summed_before_they_are_compared() -> None:
+    nodes = [
+        master_pb2.NodeTenants(sampled_found=1, sampled_unlimited=4),
+        master_pb2.NodeTenants(sampled_found=8, sampled_unlimited=8),
+        master_pb2.NodeTenants(),  # nothing was asked of it, or its version does not say
+    ]
+    assert hits_of_unlimited(nodes) == 0.75
+    assert hits_of_unlimited(nodes[2:]) is None
+    assert hits_of_unlimited(()) is None

@@ -105,12 +105,18 @@ async def test_a_key_is_made_shown_once_and_revoked_at_once(
 async def test_limits_of_a_tenant(tmp_path: Path, http: aiohttp.ClientSession) -> None:
     async with served(tmp_path / "state") as (bench, _):
         auth = bearer(bench)
-        for body in ({"requests_per_minute": 600}, {"tokens_under_way": 1000}, {"requests_per_minute": 0}):
+        for body in (
+            {"requests_per_minute": 600},
+            {"tokens_under_way": 1000},
+            {"requests_per_minute": 0},
+            {"priority": -2},
+        ):
             assert (await ask(bench, http, "PUT", "/console/limits", auth, {"tenant": "alice", **body}))[
                 0
             ] == 200
         limits, _ = bench.gateway.state.keyring.limits_of("alice", "token")
         assert limits.tokens_under_way == 1000 and limits.requests_per_minute == 0
+        assert bench.gateway.state.keyring.priority_of("alice", "token") == -2
         _, listed = await ask(bench, http, "GET", "/console/keys?tenant=alice", auth)
         assert listed["limits"]["tokens_under_way"] == 1000 and listed["keys"] == []
 
@@ -217,6 +223,7 @@ async def test_a_console_that_only_shows_makes_no_key(tmp_path: Path, http: aioh
             b'{"tenant": "a", "scopes": ["inference"], "admin": true}',
             b'{"tenant": "a", "requests_per_minute": -1}',
             b'{"tenant": "a", "tokens_under_way": 1.5}',
+            b'{"tenant": "a", "priority": 5}',
             b'{"tenant": "a", "key_id": 7, "tokens_under_way": 1}',
             b'{"tenant": "a", "tokens_under_way": ' + b"9" * 400 + b"}",
             b'{"tenant": "a", "requests_per_minute": ' + b"9" * 400 + b"}",
@@ -238,8 +245,12 @@ def test_acts_are_kept_as_the_command_that_does_the_same() -> None:
     assert " ".join(created_command(asked)) == (
         "key create --tenant a --scope inference --scope usage --expires 2027-02-01T00:00:00 --name n"
     )
-    limits = parse_limits(b'{"tenant": "a", "requests_per_minute": 60, "money_per_month": 0.5}')
-    assert " ".join(limits_command(limits)) == "tenant set a --requests-per-minute 60 --money-per-month 0.5"
+    limits = parse_limits(
+        b'{"tenant": "a", "requests_per_minute": 60, "money_per_month": 0.5, "priority": -4}'
+    )
+    assert " ".join(limits_command(limits)) == (
+        "tenant set a --requests-per-minute 60 --money-per-month 0.5 --priority -4"
+    )
     limits.key_id = "0123456789abcdef"
     assert limits_command(limits)[:2] == ["key limit", "0123456789abcdef"]
 

@@ -9,8 +9,13 @@ import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mooncache.gateway.core.queue_place import OFFLINE_S, PRIORITY_MAX, PRIORITY_S, queue_place
+from mooncache.accounts.core.api_key import KeyScope
+from mooncache.accounts.core.request_limits import PRIORITY_MAX
+from mooncache.accounts.key_store import create_key
+from mooncache.accounts.limit_store import change_limits
+from mooncache.gateway.core.queue_place import OFFLINE_S, PRIORITY_S, queue_place
 from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.conditions import until
 from tests.gateway.stand_in import Bench, FakeEngine, running
 from tests.gateway.test_two_legs import CHAT, two_legs
 
@@ -72,6 +77,34 @@ async def test_only_engines_that_order_by_it_get_a_place_and_no_client_names_its
         _, first = await places(bench, http, operator, priority=4)
         assert first is not None
         assert first < decode, "the cluster token may say so"
+
+
+async def test_a_tenant_and_its_keys_have_the_priority_that_was_set(
+    tmp_path: Path, tokenizer_folder: Path, http: aiohttp.ClientSession
+) -> None:
+    async with two_legs(tmp_path, tokenizer_folder) as bench:
+        state = bench.gateway.state
+        plan: pb.ScheduleResponse = bench.plan("d1", "p1")
+        plan.decode.orders_by_priority = True
+        bench.conductor.plans = [plan]
+        place = state.config.cluster.accounts_place
+        assert isinstance(place, Path)
+        text, record = create_key(
+            place, "alice", [KeyScope.INFERENCE], created_s=int(state.clock.wall_s()), created_by="test"
+        )
+        change_limits(place, "alice", "", {"priority": 4})
+        change_limits(place, "alice", record.key_id, {"priority": -4})
+        await until(lambda: state.keyring.priority_of("alice", record.key_id) == -4)
+        await until(lambda: state.keyring.end_of(record.key_id) is None)
+        came = [
+            (await places(bench, http, key, priority=asked))[1]
+            for key, asked in ((text, 4), (bench.key("bob"), 4), (bench.key("alice"), -4))
+        ]
+        slow, normal, fast = (each for each in came if each is not None)
+        assert fast < normal < slow, (
+            "each came later than the one before, and what a client asks for counts nothing"
+        )
+        assert [asked.priority for asked in bench.conductor.scheduled] == [-4, 0, 4], "admission has it, too"
 
 
 async def test_without_a_conductor_a_leg_has_a_place_too(tmp_path: Path, http: aiohttp.ClientSession) -> None:

@@ -176,8 +176,7 @@ async def test_the_hf_engine_with_a_model_made_on_the_spot(tmp_path: Path) -> No
 @pytest.mark.skipif(NOT_HERE["vllm"], reason="vLLM is not installed (scripts/install_vllm.sh)")
 async def test_vllm_tells_its_cache_in_the_keys_of_the_gateway(tmp_path: Path) -> None:
     tiny_model.build(tiny_model.default_folder(tmp_path))
-    ordered = ("--scheduling-policy", "priority")
-    async with running(tmp_path, "vllm", vllm__extra_args=ordered) as (service, found):
+    async with running(tmp_path, "vllm") as (service, found):
         instance = check_instance(service, found, "vllm")
         passport = passport_from_json(instance.passport_json)
         salted, plain = list(range(1000, 1330)), list(range(2000, 2200))

@@ -14,6 +14,7 @@ from mooncache.gateway.core import body
 from mooncache.gateway.core.queue_place import queue_place
 from mooncache.kvcache.leg_hint import LegHint, LegRole
 from mooncache.worker.adapters import vllm
+from mooncache.worker.adapters.base import option
 from mooncache.worker.adapters.vllm import VllmAdapter, why_refused
 from tests.worker.test_engine_guard import launch
 
@@ -84,16 +85,30 @@ def test_engines_send_their_spans_where_ours_go(
 @pytest.mark.parametrize(
     ("arguments", "orders"),
     [
-        ((), False),
+        ((), True),
+        (("--scheduling-policy=fcfs",), False),
         (("--scheduling-policy", "priority"), True),
         (("--scheduling_policy=priority",), True),
         (("--scheduling-policy", "priority", "--scheduling-policy", "fcfs"), False),
     ],
 )
-def test_an_engine_that_orders_by_priority_is_registered_as_such(
-    arguments: tuple[str, ...], orders: bool
+def test_vllm_orders_by_priority_unless_its_operator_says_otherwise(
+    tmp_path: Path, arguments: tuple[str, ...], orders: bool
 ) -> None:
     config = load(env={}, overrides={"vllm.extra_args": arguments})
+    adapter = VllmAdapter(config)
+    assert adapter.orders_by_priority == orders
+    command = adapter.command(launch(tmp_path)).arguments
+    assert (option(command, "--scheduling-policy") == "priority") == orders, "vLLM takes the last one"
+
+
+@pytest.mark.parametrize(("arguments", "orders"), [((), False), (("--scheduling-policy=priority",), True)])
+def test_an_attached_vllm_orders_by_priority_only_where_its_operator_says_so(
+    arguments: tuple[str, ...], orders: bool
+) -> None:
+    """It was started by another hand, and refuses a place when its queue is first come, first served."""
+    url = "http://127.0.0.1:8100"
+    config = load(env={}, overrides={"worker.attach_url": url, "vllm.extra_args": arguments})
     assert VllmAdapter(config).orders_by_priority == orders
 
 

@@ -223,6 +223,7 @@ class _BatchRun:
                 freed=self._freed,
                 budget=limits.money_per_month,
                 key_budget=key_limits.money_per_month,
+                priority=keyring.priority_of(batch.tenant, batch.key_id),
             )
             exchange.admitted = admitted
             answer = await ask(self._state, exchange, chat=batch.endpoint.endswith("/chat/completions"))

@@ -25,6 +25,7 @@ from mooncache.client.master_link import MasterLink
 from mooncache.errors import ConductorUnavailable, MooncacheError
 from mooncache.gateway.console.messages import (
     conductor_view,
+    hits_of_unlimited,
     instance_counters,
     instance_rows,
     network_view,
@@ -40,6 +41,7 @@ from mooncache.gateway.core.console_book import DecisionBook, figures, series
 from mooncache.gateway.core.console_flows import CounterRates, flows, tenant_view
 from mooncache.gateway.core.console_incidents import SERVICE, IncidentBook
 from mooncache.gateway.core.console_money import ConsoleMoney
+from mooncache.prices.core.request_cost import ENDED
 from mooncache.prices.engines import engine_hours
 from mooncache.proto.v1 import conductor_pb2, master_pb2
 from mooncache.runtime.channel import Response
@@ -141,10 +143,21 @@ class Collector:
         await self._master.close()
 
     async def decision(self, name: str, policy: str) -> str:
-        """The record of a decision as JSON, with what another policy would have done. Raises MooncacheError."""
+        """The record of a decision as JSON, with what another policy would have done; `cost` with a price book.
+
+        Raises MooncacheError.
+        """
         request = conductor_pb2.GetDecisionRequest(id=name, policy=policy)
         answer = await self._link.call("GetDecision", request, conductor_pb2.GetDecisionResponse, _CALL_S)
-        return str(answer.record_json)
+        text = str(answer.record_json)
+        return text if self._money is None else await self._with_cost(text, self._money)
+
+    async def _with_cost(self, text: str, money: ConsoleMoney) -> str:
+        record = json.loads(text)
+        if not isinstance(record, dict) or record.get("state") not in ENDED:
+            return text
+        await self._instances(_ClusterLook())  # which do the work; no page with a look may be open
+        return msgspec.json.encode({**record, "cost": money.described(record)}).decode()
 
     async def look(self) -> _ClusterLook:
         """Ask all parts at once."""
@@ -329,22 +342,33 @@ class Collector:
         begins_s = self._book.begins_s()
         # A full book may begin within the window: then the figures are those of a shorter one.
         window_s = _WINDOW_S if len(rows) < len(self._book) or begins_s is None else now_s - begins_s
+        said = figures(rows)
+        window_s = min(max(window_s, 1.0), _WINDOW_S)
         return {
-            "window_s": min(max(window_s, 1.0), _WINDOW_S),
-            "figures": figures(rows),
+            "window_s": window_s,
+            "figures": said,
             "series": series(rows, since_s, _WINDOW_S / _STEPS, _STEPS),
             "currency": self._money.book.cost.currency if self._money is not None else None,
             "price_holes": self._money.book.holes() if self._money is not None else [],
+            "paybacks": self._paybacks(nodes, said, window_s),
             "skipped": look.skipped,
             "conductor": look.conductor,
             "instances": _counts(look.instances, "state", "role"),
             "troubled": _troubled(look.instances, _READY),
             "nodes": _counts(nodes, "state"),
             "troubled_nodes": _troubled(nodes, _ACTIVE),
-            "pool": _pool_sums(look.master),
+            "pool": _pool_sums(look.master, look.tenants),
             "incidents": self._incidents.newest(),
             "incidents_since_s": self._incidents.begun_s,
         }
+
+    def _paybacks(
+        self, nodes: list[dict[str, Any]] | None, said: dict[str, Any], window_s: float
+    ) -> list[dict[str, Any]]:
+        """Whether space of the pool pays for itself; nothing without a price book, or when it is not known."""
+        if self._money is None or nodes is None or said["saved_cost"] is None:
+            return []
+        return self._money.paybacks(nodes, said["saved_dram_cost"], said["saved_ssd_cost"], window_s)
 
 
 def event_of(document: dict[str, Any]) -> bytes:
@@ -372,7 +396,9 @@ def _troubled(rows: Sequence[dict[str, Any]] | None, well: str) -> list[dict[str
     return found[:_PROBLEMS_MAX]
 
 
-def _pool_sums(status: master_pb2.GetStatusResponse | None) -> dict[str, Any] | None:
+def _pool_sums(
+    status: master_pb2.GetStatusResponse | None, tenants: master_pb2.ListTenantsResponse | None
+) -> dict[str, Any] | None:
     if status is None:
         return None
     return {
@@ -381,4 +407,5 @@ def _pool_sums(status: master_pb2.GetStatusResponse | None) -> dict[str, Any] | 
         "blocks": status.block_count,
         "master": status.master_id,
         "complete": status.directory_complete,
+        "hits_of_unlimited": hits_of_unlimited(tenants.nodes) if tenants is not None else None,
     }

@@ -79,17 +79,22 @@ def tenant_shares(answer: master_pb2.ListTenantsResponse) -> list[TenantShare]:
     ]
 
 
+def hits_of_unlimited(nodes: Iterable[master_pb2.NodeTenants]) -> float | None:
+    """Hits of these nodes over those that they would have with unlimited memory; None: nothing was asked for."""
+    rows = list(nodes)
+    unlimited = sum(node.sampled_unlimited for node in rows)
+    return sum(node.sampled_found for node in rows) / unlimited if unlimited else None
+
+
 def node_rows(
     status: master_pb2.GetStatusResponse, tenants: master_pb2.ListTenantsResponse | None
 ) -> list[dict[str, Any]]:
-    """A row for each store node. tenants: says what lies on disks; None: not known."""
-    disks: dict[str, int] = {}
-    for each in tenants.nodes if tenants is not None else ():
-        disks[each.node_id] = sum(row.figures.get("disk_bytes", 0) for row in each.tenants)
-    return [_node_row(item, disks.get(item.node.node_id)) for item in status.nodes]
+    """A row for each store node. tenants: says what lies on disks and how much is found; None: not known."""
+    known = {each.node_id: each for each in (tenants.nodes if tenants is not None else ())}
+    return [_node_row(item, known.get(item.node.node_id)) for item in status.nodes]
 
 
-def _node_row(item: master_pb2.NodeStatus, disk_bytes: int | None) -> dict[str, Any]:
+def _node_row(item: master_pb2.NodeStatus, known: master_pb2.NodeTenants | None) -> dict[str, Any]:
     node = item.node
     capacity: dict[str, int] = {}
     for segment in node.segments:
@@ -103,6 +108,7 @@ def _node_row(item: master_pb2.NodeStatus, disk_bytes: int | None) -> dict[str, 
         {"tier": tier, "capacity_bytes": size, "used_bytes": item.used_bytes if single else None}
         for tier, size in sorted(capacity.items())
     ]
+    disk_bytes = sum(row.figures.get("disk_bytes", 0) for row in (known.tenants if known is not None else ()))
     if disk_bytes:
         tiers.append({"tier": _DISK, "capacity_bytes": None, "used_bytes": disk_bytes})
     return {
@@ -117,6 +123,7 @@ def _node_row(item: master_pb2.NodeStatus, disk_bytes: int | None) -> dict[str, 
         "age_s": item.heartbeat_age_ms / 1e3,
         "tiers": tiers,
         "remark": _remark(item),
+        "hits_of_unlimited": hits_of_unlimited([known]) if known is not None else None,
         "version": node.software_version,
     }
 

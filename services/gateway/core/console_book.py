@@ -48,6 +48,8 @@ class DecisionRow:
     saved_ms: float | None  # time of engines that caches saved
     cost: float | None = None  # money; None without a price book
     saved_cost: float | None = None
+    saved_dram_cost: float | None = None  # the part of the pool's memory
+    saved_ssd_cost: float | None = None  # that of its disks
 
 
 def row_of(record: Mapping[str, Any], money: ConsoleMoney | None = None) -> DecisionRow | None:
@@ -89,6 +91,8 @@ def row_of(record: Mapping[str, Any], money: ConsoleMoney | None = None) -> Deci
         saved_ms=_saved_ms(record, cached, streamed=streamed),
         cost=cost.total if cost is not None else None,
         saved_cost=cost.saved if cost is not None else None,
+        saved_dram_cost=cost.saved_dram if cost is not None else None,
+        saved_ssd_cost=cost.saved_ssd if cost is not None else None,
     )
 
 
@@ -238,6 +242,8 @@ def figures(rows: Sequence[DecisionRow]) -> dict[str, Any]:
         "saved_known": len(saved),
         "cost": math.fsum(costs) if costs else None,
         "saved_cost": math.fsum(saved_costs) if saved_costs else None,
+        "saved_dram_cost": math.fsum(row.saved_dram_cost or 0.0 for row in counted) if saved_costs else None,
+        "saved_ssd_cost": math.fsum(row.saved_ssd_cost or 0.0 for row in counted) if saved_costs else None,
         "ttft_p50_ms": quantile_of(first, 0.5),
         "ttft_p95_ms": quantile_of(first, 0.95),
         "tbt_p50_ms": quantile_of(between, 0.5),

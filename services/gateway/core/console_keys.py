@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from mooncache.accounts.core.api_key import KeyScope, is_key_id
-from mooncache.accounts.core.request_limits import AMOUNT_MAX, LIMIT_NAMES
+from mooncache.accounts.core.request_limits import AMOUNT_MAX, LIMIT_NAMES, PRIORITY_MAX
 from mooncache.errors import InvalidArgument
 
 BODY_BYTES_MAX: Final = 4096
@@ -16,6 +16,7 @@ _Moment = Annotated[int, msgspec.Meta(ge=0, le=_EXPIRES_S_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=256)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=AMOUNT_MAX)]
 _Whole = Annotated[int, msgspec.Meta(ge=0, le=int(AMOUNT_MAX))]
+_Steps = Annotated[int, msgspec.Meta(ge=-PRIORITY_MAX, le=PRIORITY_MAX)]
 
 
 class AskedKey(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class AskedLimits(msgspec.Struct, forbid_unknown_fields=True):
     requests_under_way: _Whole | None = None
     tokens_under_way: _Whole | None = None
     money_per_month: _Amount | None = None
+    priority: _Steps | None = None
 
     def given(self) -> dict[str, float]:
         """Those that were named."""

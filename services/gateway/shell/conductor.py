@@ -392,7 +392,7 @@ class RequestPlanner:
             self._tokenized,
             self.attempts,
             prompt_tokens=self.prompt_tokens,
-            is_admin=caller.admin,
+            priority=caller.priority_of(self._request.priority),
             pool_tenant=self.pool_tenant,
             offline=self._exchange.offline,
         )
@@ -407,11 +407,11 @@ def schedule_request(
     attempts: Attempts,
     *,
     prompt_tokens: int,
-    is_admin: bool,
+    priority: int,
     pool_tenant: str = "",
     offline: bool = False,
 ) -> pb.ScheduleRequest:
-    """The question. Keys are left out where no cache can help, and priority where the caller may not set it.
+    """The question. Keys are left out where no cache can help. priority: of its caller, not what its body says.
 
     offline: it takes what is idle; a promise that it names is nothing then.
     """
@@ -432,7 +432,7 @@ def schedule_request(
         attempt=attempts.number,
         no_prefill=tokenized is None or not tokenized.block_tokens or whole,
         session=f"{tenant}/{request.session}" if request.session else "",
-        priority=request.priority if is_admin else 0,
+        priority=priority,
         pool_tenant=pool_tenant,
         offline=offline,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +47,7 @@ class Caller:
 
     Attributes: `admin` holds the cluster token; its requests have no rate limit of their own. `key_id` names the key
     without opening anything; `scopes` is what the key may be used for. `limits` are the tenant's, `key_limits` those
-    of the key beside them.
+    of the key beside them. `priority` was set for its key or tenant.
     """
 
     tenant: str
@@ -56,6 +56,11 @@ class Caller:
     key_id: str = TENANT_TOKEN
     scopes: frozenset[KeyScope] = TENANT_SCOPES
     key_limits: RateLimits = _NO_LIMITS
+    priority: int = 0
+
+    def priority_of(self, asked: int) -> int:
+        """Steps by which a request goes before others: with the cluster token what it asks for, else what was set."""
+        return asked if self.admin else self.priority
 
     @property
     def holders(self) -> list[tuple[str, RateLimits]]:
@@ -243,6 +248,11 @@ class Keyring:
         said = _NO_LIMITS if record is None else _limits_said_by(record)
         return self._tenant_limits(tenant, said), self._key_limits(tenant, key_id)
 
+    def priority_of(self, tenant: str, key_id: str) -> int:
+        """Steps by which requests with a key go before others: the key's, else the tenant's; 0 is normal."""
+        found = (self._set.get((tenant, each)) for each in (key_id, ""))
+        return next((each.priority for each in found if each is not None and each.priority), 0)
+
     def running_limit(self, holder: str) -> int:
         """How many requests of a tenant, or with a key, may be under way; 0: no limit."""
         tenant, key_id = split_holder(holder)
@@ -267,7 +277,7 @@ class Keyring:
 
     def _key_limits(self, tenant: str, key_id: str) -> RateLimits:
         own = self._set.get((tenant, key_id)) if key_id else None
-        return _NO_LIMITS if own is None else RateLimits(*astuple(own))
+        return _NO_LIMITS if own is None else _limits_set_to(own)
 
     def identify(self, authorization: str) -> Caller:
         """Who presents `Bearer <key>`. Raises Unauthenticated, Refusal, AccountsUnavailable; no text has the key."""
@@ -281,7 +291,10 @@ class Keyring:
             found = self._keys.get(digest)
             if found is not None:
                 limits = self._tenant_limits(found.tenant, found.limits)
-                return Caller(found.tenant, False, limits, _file_key_id(digest))
+                key_id = _file_key_id(digest)
+                return Caller(
+                    found.tenant, False, limits, key_id, priority=self.priority_of(found.tenant, key_id)
+                )
         elif not authorization:
             raise Unauthenticated(
                 "You did not provide an API key. Send it as `Authorization: Bearer YOUR_KEY`; "
@@ -293,7 +306,10 @@ class Keyring:
             raise _unknown() from None
         if identity.admin:
             return Caller(identity.tenant, True, RateLimits(), CLUSTER_KEY, ALL_SCOPES)
-        return Caller(identity.tenant, False, self._tenant_limits(identity.tenant))
+        tenant = identity.tenant
+        return Caller(
+            tenant, False, self._tenant_limits(tenant), priority=self.priority_of(tenant, TENANT_TOKEN)
+        )
 
     def end_of(self, key_id: str) -> Refusal | None:
         """Why a key that a request came with opens nothing now; None while it does."""
@@ -316,7 +332,18 @@ class Keyring:
             raise ended
         limits = self._tenant_limits(record.tenant, _limits_said_by(record))
         own = self._key_limits(record.tenant, key_id)
-        return Caller(record.tenant, False, limits, key_id, record.scopes, own)
+        priority = self.priority_of(record.tenant, key_id)
+        return Caller(record.tenant, False, limits, key_id, record.scopes, own, priority)
+
+
+def _limits_set_to(own: HolderLimits) -> RateLimits:
+    return RateLimits(
+        own.requests_per_minute,
+        own.tokens_per_minute,
+        own.requests_under_way,
+        own.tokens_under_way,
+        own.money_per_month,
+    )
 
 
 def _limits_said_by(record: ApiKeyRecord) -> RateLimits:

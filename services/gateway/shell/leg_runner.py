@@ -172,7 +172,7 @@ class LegRunner:
         if self._queue_place is None:  # a request of a batch may have waited for hours to be sent
             self._queue_place = queue_place(
                 self._state.clock.wall_s(),
-                priority=self._request.priority if self._exchange.require_caller().admin else 0,
+                priority=self._exchange.require_caller().priority_of(self._request.priority),
                 offline=self._exchange.offline,
             )
         if plan.prefill is not None:

@@ -14,7 +14,7 @@ from mooncache.gateway.shell.keyring import Caller
 class OfflineExchange(Exchange):
     """An exchange without a client. It has no limit but money: the conductor says when it may be sent.
 
-    budget, key_budget: money in a month of the tenant and of the key; 0: no limit.
+    budget, key_budget: money in a month of the tenant and of the key; 0: no limit. priority: what was set for them.
 
     Attributes: `admitted` is set once it is; `freed` is set by the first token and by the end of any one; `content` is
     the answer's body so far.
@@ -33,6 +33,7 @@ class OfflineExchange(Exchange):
         freed: asyncio.Event,
         budget: float = 0,
         key_budget: float = 0,
+        priority: int = 0,
     ) -> None:
         scope = {"method": "POST", "path": path, "headers": []}
         super().__init__(
@@ -44,6 +45,7 @@ class OfflineExchange(Exchange):
             RateLimits(money_per_month=budget),
             key_id,
             key_limits=RateLimits(money_per_month=key_budget),
+            priority=priority,
         )
         self.offline = True
         self.admitted = asyncio.Event()

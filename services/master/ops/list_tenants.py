@@ -26,7 +26,12 @@ async def handle(
             )
         except errors.MooncacheError:
             return None
-        return master_pb2.NodeTenants(node_id=node.node_id, tenants=found.tenants)
+        return master_pb2.NodeTenants(
+            node_id=node.node_id,
+            tenants=found.tenants,
+            sampled_found=found.sampled_found,
+            sampled_unlimited=found.sampled_unlimited,
+        )
 
     rows = await asyncio.gather(*map(ask, living))
     return master_pb2.ListTenantsResponse(

@@ -512,12 +512,16 @@ class ListTenantsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeTenants(_message.Message):
-    __slots__ = ("node_id", "tenants")
+    __slots__ = ("node_id", "tenants", "sampled_found", "sampled_unlimited")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FOUND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_UNLIMITED_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     tenants: _containers.RepeatedCompositeFieldContainer[_common_pb2.TenantFigures]
-    def __init__(self, node_id: _Optional[str] = ..., tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ...) -> None: ...
+    sampled_found: int
+    sampled_unlimited: int
+    def __init__(self, node_id: _Optional[str] = ..., tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ..., sampled_found: _Optional[int] = ..., sampled_unlimited: _Optional[int] = ...) -> None: ...
 
 class ListTenantsResponse(_message.Message):
     __slots__ = ("table", "nodes")

@@ -152,10 +152,14 @@ class NodeGetTenantsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeGetTenantsResponse(_message.Message):
-    __slots__ = ("tenants",)
+    __slots__ = ("tenants", "sampled_found", "sampled_unlimited")
     TENANTS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FOUND_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_UNLIMITED_FIELD_NUMBER: _ClassVar[int]
     tenants: _containers.RepeatedCompositeFieldContainer[_common_pb2.TenantFigures]
-    def __init__(self, tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ...) -> None: ...
+    sampled_found: int
+    sampled_unlimited: int
+    def __init__(self, tenants: _Optional[_Iterable[_Union[_common_pb2.TenantFigures, _Mapping]]] = ..., sampled_found: _Optional[int] = ..., sampled_unlimited: _Optional[int] = ...) -> None: ...
 
 class NodePurgeTenantRequest(_message.Message):
     __slots__ = ("tenant", "fence", "erase_keys")

@@ -1,4 +1,4 @@
-"""GetTenants: what tenants hold and have done here."""
+"""GetTenants: what tenants hold and have done here, and how much unlimited memory would have found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from mooncache.proto.v1 import common_pb2
 from mooncache.proto.v1 import store_node_pb2 as pb
 from mooncache.runtime.rpc import CallContext
-from mooncache.store_node.state import StoreNodeState
+from mooncache.store_node.state import StoreNodeState, stat
 
 
 async def handle(
@@ -17,4 +17,9 @@ async def handle(
     tenants = state.require_tenants()
     await asyncio.to_thread(tenants.tend)
     rows = [common_pb2.TenantFigures(tenant=name, figures=row) for name, row in tenants.figures.items()]
-    return pb.NodeGetTenantsResponse(tenants=rows)
+    stats = state.core.stats()
+    return pb.NodeGetTenantsResponse(
+        tenants=rows,
+        sampled_found=stat(stats, "store_sampled_found"),
+        sampled_unlimited=stat(stats, "store_sampled_unlimited"),
+    )

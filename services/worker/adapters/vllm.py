@@ -28,6 +28,8 @@ CONNECTOR_MODULE = "mooncache.connectors.vllm"
 GUARD = "mooncache.runtime.engine_guard.EngineGuard"
 NO_DOMAIN = "none.invalid"
 """A name that no URL can have: `.invalid` is reserved, so that it is never owned."""
+_SCHEDULING = "--scheduling-policy"
+_BY_PRIORITY = "priority"
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _FEW_CORES = 4
 
@@ -66,7 +68,12 @@ class VllmAdapter(EngineAdapter):
 
     @property
     def orders_by_priority(self) -> bool:
-        return option(self.config.vllm.extra_args, "--scheduling-policy") == "priority"
+        said = option(self.config.vllm.extra_args, _SCHEDULING)
+        if (
+            not said
+        ):  # one that was started elsewhere got nothing of `_arguments`: vLLM's own default is another one
+            return not self.config.worker.attach_url
+        return said == _BY_PRIORITY
 
     def command(self, launch: Launch) -> Command:
         problem = why_refused(self.config)
@@ -88,6 +95,8 @@ class VllmAdapter(EngineAdapter):
             "--disable-access-log-for-endpoints": "/health,/metrics",
             # vLLM itself asks for the key on some paths only.
             "--middleware": GUARD,
+            # Its queue is by the places that gateways name. What `extra_args` say comes later and counts.
+            _SCHEDULING: _BY_PRIORITY,
         }
         numbers = {
             "--max-model-len": vllm.max_model_len,

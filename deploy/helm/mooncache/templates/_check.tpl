@@ -17,6 +17,34 @@ mounts: []
 {{- end -}}
 {{- end -}}
 
+{{/* The price book of gateways and endpoint pickers: {volumes, mounts, annotations}. A new text makes new pods: they read it
+at their start. */}}
+{{- define "mooncache.prices" -}}
+{{- $book := .Values.gateway.priceBook -}}
+{{- if or $book.text $book.existingConfigMap -}}
+volumes:
+  - name: prices
+    configMap:
+      name: {{ default (include "mooncache.pricesName" .) $book.existingConfigMap }}
+      items: [{key: {{ $book.key }}, path: prices.toml}]
+mounts:
+  - {name: prices, mountPath: /etc/mooncache/prices, readOnly: true}
+{{- if $book.text }}
+annotations: {mooncache/prices: {{ sha256sum $book.text | trunc 16 | quote }}}
+{{- else }}
+annotations: {}
+{{- end }}
+{{- else -}}
+volumes: []
+mounts: []
+annotations: {}
+{{- end -}}
+{{- end -}}
+
+{{- define "mooncache.pricesName" -}}
+{{ include "mooncache.fullname" . }}-prices
+{{- end -}}
+
 {{/* What a schema cannot say in a sentence: values that do not fit together. */}}
 {{- define "mooncache.check" -}}
 {{- $v := .Values -}}
@@ -62,6 +90,27 @@ mounts: []
 {{- end -}}
 {{- if and (eq $v.storeNode.kind "DaemonSet") $ssd.claim.size -}}
 {{- fail "A DaemonSet has no volume claims: use storeNode.ssd.hostPath, or storeNode.kind=StatefulSet." -}}
+{{- end -}}
+{{- $shared := $v.storeNode.shared -}}
+{{- if gt (len (compact (list $shared.existingClaim $shared.hostPath $shared.url))) 1 -}}
+{{- fail "storeNode.shared is one of existingClaim, hostPath and url: keep one." -}}
+{{- end -}}
+{{- if and $shared.secret (not $shared.url) -}}
+{{- fail "storeNode.shared.secret has the credentials of storeNode.shared.url, which is empty." -}}
+{{- end -}}
+{{- $book := $v.gateway.priceBook -}}
+{{- if and $book.text $book.existingConfigMap -}}
+{{- fail "gateway.priceBook has both text and existingConfigMap: keep one." -}}
+{{- end -}}
+{{- $batches := $v.gateway.batches -}}
+{{- if and $batches.existingClaim $batches.claim.size -}}
+{{- fail "gateway.batches has both existingClaim and claim.size: keep one." -}}
+{{- end -}}
+{{- if and (not $batches.enabled) (or $batches.existingClaim $batches.claim.size) -}}
+{{- fail "gateway.batches has a volume and is not enabled: set gateway.batches.enabled=true." -}}
+{{- end -}}
+{{- if and $batches.enabled (ne (int $v.gateway.replicas) 1) -}}
+{{- fail "gateway.batches: each gateway keeps its files and batches in a folder of its own, and clients would reach any gateway: set gateway.replicas=1." -}}
 {{- end -}}
 {{- if and $v.networkPolicy.enabled $v.storeNode.hostNetwork -}}
 {{- fail "Network policies do not select pods of the host's network: set networkPolicy.enabled=false with storeNode.hostNetwork." -}}

@@ -3,7 +3,8 @@ probes, a bounded end.
 
 {root, component, values, own: environment, ports: [{name, containerPort}], ready: path, grace: seconds}, and optional
 {set, config, image, account: a service account, resources, preStop: command, startSeconds, volumes, mounts, secretEnv, hostNetwork, spread: bool,
-shm, cache, runtimeClassName, keys, accounts: {existingSecret, caKey}, module: of the package, where it is not the component} */}}
+shm, cache, runtimeClassName, keys, accounts: {existingSecret, caKey}, tenantKeys: a Secret, envFrom, annotations, module: of the package, where it is
+not the component} */}}
 {{- define "mooncache.pod" -}}
 {{- $values := .root.Values -}}
 {{- $scheme := ternary "HTTPS" "HTTP" $values.tls.enabled -}}
@@ -11,7 +12,7 @@ shm, cache, runtimeClassName, keys, accounts: {existingSecret, caKey}, module: o
 metadata:
   labels:
     {{- include "mooncache.labels" . | nindent 4 }}
-  {{- with .values.podAnnotations }}
+  {{- with merge (dict) (default dict .annotations) (default dict .values.podAnnotations) }}
   annotations:
     {{- toYaml . | nindent 4 }}
   {{- end }}
@@ -49,7 +50,11 @@ spec:
     - name: secrets
       image: {{ include "mooncache.image" (dict "root" .root "image" .image) }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
+      {{- if .tenantKeys }}
+      command: [/bin/bash, -ec, 'install -m 0600 /run/mooncache/from/* /run/mooncache/secret/; install -d -m 0700 /run/mooncache/secret/tenants; install -m 0600 /run/mooncache/tenant-keys/* /run/mooncache/secret/tenants/']
+      {{- else }}
       command: [/bin/bash, -ec, 'install -m 0600 /run/mooncache/from/* /run/mooncache/secret/']
+      {{- end }}
       securityContext: &locked
         allowPrivilegeEscalation: false
         readOnlyRootFilesystem: true
@@ -58,6 +63,9 @@ spec:
       volumeMounts:
         - {name: from, mountPath: /run/mooncache/from, readOnly: true}
         - {name: secret, mountPath: /run/mooncache/secret}
+        {{- if .tenantKeys }}
+        - {name: tenant-keys, mountPath: /run/mooncache/tenant-keys, readOnly: true}
+        {{- end }}
   containers:
     - name: {{ .component | replace "_" "-" }}
       image: {{ include "mooncache.image" (dict "root" .root "image" .image) }}
@@ -71,6 +79,10 @@ spec:
         {{- with .values.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+      {{- with .envFrom }}
+      envFrom:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
       ports:
         {{- toYaml .ports | nindent 8 }}
         - {name: metrics, containerPort: 9100}
@@ -108,6 +120,9 @@ spec:
         {{- with .mounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+        {{- with .values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: from
       projected:
@@ -127,13 +142,21 @@ spec:
           - secret: {name: {{ .existingSecret }}, items: [{key: {{ .caKey }}, path: accounts-ca.crt}]}
           {{- end }}
           {{- end }}
+    {{- if .tenantKeys }}
+    - {name: tenant-keys, secret: {secretName: {{ .tenantKeys }}, defaultMode: 0440}}
+    - {name: secret, emptyDir: {medium: Memory, sizeLimit: 17Mi}} # a page of memory for each of 4096 files
+    {{- else }}
     - {name: secret, emptyDir: {medium: Memory, sizeLimit: 1Mi}}
+    {{- end }}
     - {name: state, emptyDir: {sizeLimit: {{ default "1Gi" .cache }}}}
     - {name: tmp, emptyDir: {sizeLimit: {{ default "1Gi" .cache }}}}
     {{- if .shm }}
     - {name: shm, emptyDir: {medium: Memory, sizeLimit: {{ .shm }}}}
     {{- end }}
     {{- with .volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with .values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   {{- if .spread }}

@@ -7,7 +7,9 @@ import { badge, silence, tile } from "./parts.js";
 import { plain } from "./table.js";
 
 const INCIDENTS_SHOWN = 12;
+const SPACES = { dram: "DRAM", ssd: "SSD" };
 const PAGES_OF = { instance: "#/instances", node: "#/pool" };
+const OF_UNLIMITED = "Blocks of prompts that the pool had, over those that it would have with unlimited memory: since its nodes were started, estimated from a sample. Below 100 %, more memory or disks would find more. The page of the pool shows it by node.";
 
 export function overview(root) {
   put(root, el("h1", null, "Overview"), el("p", { class: "dim" }, "Waiting for the first look …"));
@@ -15,7 +17,7 @@ export function overview(root) {
 }
 
 function draw(root, document) {
-  put(root, heading(document), silence(document), tiles(document), holes(document), charts(document), lists(document), incidents(document));
+  put(root, heading(document), silence(document), tiles(document), paybacks(document), holes(document), charts(document), lists(document), incidents(document));
 }
 
 function heading(document) {
@@ -39,6 +41,7 @@ function tiles(document) {
     tile("Promises kept", percent(f.kept_share), f.judged ? `of ${plural(f.judged, "request", "requests")} with a promise` : "no request to judge yet",
       f.kept_share === null ? "" : f.kept_share >= 0.99 ? "good" : f.kept_share >= 0.9 ? "busy" : "bad"),
     tile("Hit ratio", percent(f.hit_share), `${count(f.cached_tokens)} of ${count(f.prompt_tokens)} prompt tokens`),
+    ofUnlimited(document.pool),
     tile("Tokens not computed", count(f.cached_tokens), saved(f.saved_s)),
     document.currency === null || document.currency === undefined ? null
       : tile("Money spent", money(f.cost, document.currency), f.saved_cost === null ? "what caches saved is not known yet" : `caches saved ${money(f.saved_cost, document.currency)}`),
@@ -47,9 +50,25 @@ function tiles(document) {
     tile("Between tokens", ms(f.tbt_p50_ms), `median; 95 of 100 within ${ms(f.tbt_p95_ms)}`));
 }
 
+/** How much of what memory can give the pool gives. */
+function ofUnlimited(sums) {
+  const share = sums?.hits_of_unlimited ?? null;
+  return tile("Hits of max", percent(share), share === null ? "no chain of blocks was asked for" : [meter(share, "", { plain: true }), " of an unlimited pool's hits"], "", OF_UNLIMITED);
+}
+
 /** What the price book leaves out, so that a small sum does not pass for a whole one. */
 function holes(document) {
   return document.price_holes?.length ? el("p", { class: "dim" }, `Price book: ${document.price_holes.join("; ")}.`) : null;
+}
+
+/** Whether memory and disks of the pool pay for themselves. */
+function paybacks(document) {
+  const sum = (value) => money(value, document.currency);
+  return (document.paybacks ?? []).map((row) => {
+    const size = `${bytes(row.size_bytes)} of ${SPACES[row.kind] ?? row.kind}`;
+    return el("p", { class: "dim" }, row.ratio === null ? `${size} cost nothing of their own: the price of the machines covers them.`
+      : `${size} cost ${sum(row.cost_per_month)} a month and save ${sum(row.saved_per_month)} (${percent(row.ratio)} of their price), if every hour is like the last ${duration(document.window_s)}.`);
+  });
 }
 
 /** Time of engines that caches saved; below 0 they took longer than computing was expected to. */

@@ -8,9 +8,9 @@ export function badge(state) {
   return el("span", { class: `badge ${tone(state)}` }, state || "unknown");
 }
 
-/** One figure with its name and a remark. */
-export function tile(name, value, remark = "", kind = "") {
-  return el("div", { class: `panel tile ${kind}` },
+/** One figure with its name and a remark; title: more about it, for who stays on it. */
+export function tile(name, value, remark = "", kind = "", title = null) {
+  return el("div", { class: `panel tile ${kind}`, title },
     el("div", { class: "dim" }, name), el("div", { class: "value" }, value), el("div", { class: "dim remark" }, remark));
 }
 

@@ -27,6 +27,7 @@ export function pool(root, go, { acts }) {
       { name: "stored", number: true, wide: true, value: (row) => row.stored_per_s, cell: (row) => rate(row.stored_per_s), title: "bytes that are stored here in a second" },
       { name: "read", number: true, wide: true, value: (row) => row.read_per_s, cell: (row) => rate(row.read_per_s), title: "bytes that are read from here in a second" },
       { name: "blocks", number: true, value: (row) => row.blocks, cell: (row) => count(row.blocks) },
+      { name: "of max", number: true, wide: true, value: (row) => row.hits_of_unlimited, cell: (row) => percent(row.hits_of_unlimited), title: "hits over those of a node with unlimited memory, since it was started; estimated from a sample" },
       { name: "heard", number: true, wide: true, value: (row) => row.age_s, cell: (row) => duration(row.age_s), title: "time since the last heartbeat" },
       { name: "place", wide: true, value: (row) => row.place || row.host, cell: (row) => el("span", { class: "name", title: row.place || row.host }, row.place || row.host || "–") },
       { name: "remark", value: (row) => row.remark, cell: (row) => row.remark || "" },

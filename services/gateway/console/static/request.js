@@ -1,7 +1,7 @@
 // One request: where its time went, who was asked, why it went there, and what another policy would have done.
 
 import { el, put } from "./dom.js";
-import { DASH, count, ms, percent } from "./format.js";
+import { DASH, count, money, ms, percent } from "./format.js";
 import { badge, tile } from "./parts.js";
 import { plain } from "./table.js";
 import { DIFFERENCES, GIVEN_UP, INLINING, PARTS, PHASES, REASONS } from "./words.js";
@@ -51,12 +51,13 @@ export function request(root, go, name, policies) {
       tiles(record, observed),
       timeLine(record),
       times(record, observed),
+      costs(record.cost),
       candidates(record),
       whatIf(record),
       misses(record),
       differences(observed),
       events(record),
-      el("details", { class: "panel" }, el("summary", null, "The record as JSON"), el("pre", { tabindex: "0" }, JSON.stringify(record, null, 2))));
+      el("details", { class: "panel" }, el("summary", null, "The record as JSON"), el("pre", { tabindex: "0" }, JSON.stringify({ ...record, cost: undefined }, null, 2))));
     if (focused) document.getElementById("policy")?.focus();
   }
 
@@ -104,7 +105,8 @@ function tiles(record, observed) {
     tile("First token", observed.streamed === false ? DASH : ms(observed.ttft_ms), observed.streamed === false ? "not streamed" : promised.ttft_ms ? `promised ${ms(promised.ttft_ms)}` : "nothing promised"),
     tile("Between tokens", ms(observed.tbt_ms), promised.tbt_ms ? `promised ${ms(promised.tbt_ms)}` : "nothing promised"),
     tile("Whole", ms(observed.total_ms), `${count(observed.output_tokens)} output tokens`),
-    tile("From caches", cached === null || !record.prompt_tokens ? DASH : percent(cached / record.prompt_tokens), `${count(cached)} of ${count(record.prompt_tokens)} prompt tokens`));
+    tile("From caches", cached === null || !record.prompt_tokens ? DASH : percent(cached / record.prompt_tokens), `${count(cached)} of ${count(record.prompt_tokens)} prompt tokens`),
+    record.cost ? tile("Cost", money(record.cost.total, record.cost.currency), savings(record.cost)) : null);
 }
 
 function timeLine(record) {
@@ -157,6 +159,21 @@ function times(record, observed) {
     ["decode", "", ms(generating), ms(observed.decode_ms)],
     ["whole request", "", "", ms(observed.total_ms)],
   ]));
+}
+
+function savings(cost) {
+  return cost.saved ? `caches saved ${money(cost.saved.total, cost.currency)}` : "what caches saved is not known";
+}
+
+/** What the request cost and what caches saved of it, in parts; there is none without a price book and before its end. */
+function costs(cost) {
+  if (!cost) return null;
+  const rows = [["computing the prompt", cost.computing], ["generating", cost.generating], ["network", cost.network], ["sum", cost.total]];
+  if (cost.saved) {
+    rows.push(["saved by engines' own caches", cost.saved.engine], ["saved by memory of the pool", cost.saved.dram], ["saved by disks of the pool", cost.saved.ssd]);
+  }
+  return section("What it cost", plain("Costs", ["", [cost.currency]], rows.map(([what, value]) => [what, money(value, "").trim()])),
+    cost.remarks.length ? el("p", { class: "dim" }, `${cost.remarks.join("; ")}.`) : null);
 }
 
 function marked(rows) {

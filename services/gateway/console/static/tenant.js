@@ -15,8 +15,9 @@ const DAY_S = 86_400;
 const ENDS = [["in 30 days", 30], ["in 90 days", 90], ["in a year", 365], ["never", 0]];
 const LIMITS = [
   ["requests_per_minute", "requests in a minute"], ["tokens_per_minute", "tokens in a minute"], ["requests_under_way", "requests under way"],
-  ["tokens_under_way", "tokens under way"], ["money_per_month", "money in a month (UTC)"],
+  ["tokens_under_way", "tokens under way"], ["money_per_month", "money in a month (UTC)"], ["priority", "priority"],
 ];
+const PRIORITY_MAX = 4;
 
 export function tenant(root, go, name, { took, ended, acts }) {
   const note = el("div");
@@ -71,15 +72,26 @@ function end(row) {
 }
 
 function limitsText(row) {
-  return LIMITS.filter(([name]) => row.limits[name]).map(([name, text]) => `${count(row.limits[name])} ${text}`).join(", ") || "of the tenant";
+  return LIMITS.filter(([name]) => row.limits[name]).map(([name, text]) => (name === "priority" ? `${text} ${row.limits[name]}` : `${count(row.limits[name])} ${text}`)).join(", ") || "of the tenant";
 }
 
 function limitPanel(name, limits, acts, again) {
   return [
     el("div", { class: "heading" }, el("h2", null, "Limits of the tenant, over all gateways"),
       acts ? el("button", { type: "button", onclick: () => limitDialog(name, limits, again) }, "Set limits …") : null),
-    plain("Limits of the tenant", ["what", ["limit"]], LIMITS.map(([field, text]) => [text, limits[field] ? count(limits[field]) : "as the gateway's setting says"])),
+    plain("Limits of the tenant", ["what", ["limit"]], LIMITS.map(([field, text]) => [text, limitText(field, limits[field])])),
   ];
+}
+
+function limitText(name, value) {
+  if (name === "priority") return value ? `${value} (0 is normal)` : "0, which is normal";
+  return value ? count(value) : "as the gateway's setting says";
+}
+
+function limitInput(name, value) {
+  const step = name === "priority" || name.endsWith("_under_way") ? "1" : "any";
+  const range = name === "priority" ? { min: String(-PRIORITY_MAX), max: String(PRIORITY_MAX) } : { min: "0" };
+  return el("input", { type: "number", ...range, step, value: String(value ?? 0), required: true });
 }
 
 function form(title, parts, label, work) {
@@ -128,8 +140,8 @@ function keyDialog(name, again) {
 }
 
 function limitDialog(name, limits, again) {
-  const inputs = LIMITS.map(([each, text]) => [each, field(text, el("input", { type: "number", min: "0", step: each.endsWith("_under_way") ? "1" : "any", value: String(limits[each] ?? 0), required: true }))]);
-  const said = form(`Limits of ${name}`, [el("p", { class: "dim" }, "0 is no limit of its own. They hold over all gateways, within two seconds."), inputs.map(([, node]) => node)],
+  const inputs = LIMITS.map(([each, text]) => [each, field(text, limitInput(each, limits[each]))]);
+  const said = form(`Limits of ${name}`, [el("p", { class: "dim" }, "0 is no limit of its own, and the normal priority (-4 to 4, more goes first). They hold over all gateways, within two seconds."), inputs.map(([, node]) => node)],
     "Set them", async () => {
       const given = inputs.map(([each, node]) => [each, Number(node.querySelector("input").value)]);
       const values = Object.fromEntries(given.filter(([each, value]) => value !== (limits[each] ?? 0))); // others may have set the rest meanwhile
