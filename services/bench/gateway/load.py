@@ -129,6 +129,8 @@ class LoadGenerator:
 
     def _body(self, target: LoadTarget, messages: list[dict[str, object]], output: int, rate: float) -> bytes:
         body = {"model": target["model"], "messages": messages, "stream": True, "max_tokens": output}
+        # An engine that guesses usage counts other tokens than the gateway, which then stops tokenising for it.
+        body["null_usage"] = False
         if rate:
             body["null_events_per_s"] = rate
         return json.dumps(body, ensure_ascii=False).encode()
