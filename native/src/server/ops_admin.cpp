@@ -19,7 +19,7 @@ Next ops::remove(PeerSession& session, wire::Meta meta) {
     }
     return session.respond_codes(codes);
   }
-  constexpr uint64_t kLastsWithinMs = 1000;
+  constexpr uint64_t kLastsWithinMs = 700;  // less than the silence after which clients give a node up
   const auto left = std::make_shared<std::atomic<size_t>>(keys->size());
   const auto lasts = [&loop = session.loop(), serial = session.serial, left] {
     if (left->fetch_sub(1) == 1) loop.landed(serial);

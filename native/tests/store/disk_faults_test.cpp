@@ -364,7 +364,9 @@ TEST_F(DiskFaultsTest, ARemovalBehindAnotherOneWaitsForIt) {
 
 // A stalled disk is no disk: who waits is released, and when it answers again it serves again.
 TEST_F(DiskFaultsTest, AStallReleasesWhoWaits) {
-  ASSERT_TRUE(open());
+  auto with = options();
+  with.stall_ms = 500;
+  ASSERT_TRUE(open(with));
   fill_disk(0, 10, 10'000);
   faults_->stalled = true;
   EXPECT_FALSE(read(1, 10'000));

@@ -362,6 +362,7 @@ class DiskTest : public ::testing::Test {
     options.path = folder_.string();
     options.capacity_bytes = capacity;
     options.segment_bytes = 512 << 10;
+    options.stall_ms = 60'000;  // a busy machine is no stalled disk
     options.node_id = "node-1";
     if (faulty_) {
       options.open_queue = [faults = faults_](int fd, std::span<const iovec>) {

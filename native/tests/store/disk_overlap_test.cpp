@@ -104,7 +104,6 @@ class DiskOverlapTest : public DiskTest {
  protected:
   DeviceOptions gated() {
     DeviceOptions with = options();
-    with.stall_ms = 60'000;  // a busy machine is no stall
     with.open_queue = [gate = gate_](int fd, std::span<const iovec>) {
       return std::make_unique<GatedQueue>(fd, gate);
     };

@@ -51,9 +51,7 @@ class VictimsOnTheirWayTest : public DiskTest {};
 
 TEST_F(VictimsOnTheirWayTest, ADiskTellsWhatIsBeingWritten) {
   faulty_ = true;
-  DeviceOptions slow = options();
-  slow.stall_ms = 60'000;
-  ASSERT_TRUE(open(slow));
+  ASSERT_TRUE(open());
   faults_->stalled = true;
   memory_->offer(1, 50'000);
   ASSERT_TRUE(memory_->wait_for([&] { return device_->is_being_written(kTenant, key_of(1)); }));

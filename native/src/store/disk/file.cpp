@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <thread>
 
 #include "store/disk/io_queue.h"
 
@@ -34,7 +36,18 @@ Status refused(const std::string& path, const std::string& why) {
   return {Code::kConfigInvalid, "the SSD tier cannot use " + path + ": " + why};
 }
 
+constexpr int kLockTries = 200;
+constexpr std::chrono::milliseconds kLockPause{10};
+
 }  // namespace
+
+bool lock_file(int fd) {
+  for (int tries = 1; ::flock(fd, LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK || tries == kLockTries) return false;
+    std::this_thread::sleep_for(kLockPause);
+  }
+  return true;
+}
 
 void AlignedMemory::abandon() {
   std::byte* data = data_.release();
@@ -74,7 +87,7 @@ Result<File> File::open(const std::string& path) {
   if (file.fd_ < 0 && (errno == EIO || errno == EROFS || errno == ENXIO || errno == ENOSPC))
     return {Code::kInternal, file.path_ + ": " + std::strerror(errno)};
   if (file.fd_ < 0) return refused(file.path_, std::strerror(errno));
-  if (::flock(file.fd_, LOCK_EX | LOCK_NB) != 0)
+  if (!lock_file(file.fd_))
     return refused(file.path_, errno == EWOULDBLOCK ? "another process uses it" : std::strerror(errno));
   if (::fstat(file.fd_, &info) != 0) return refused(file.path_, std::strerror(errno));
   file.is_device_ = S_ISBLK(info.st_mode);

@@ -13,6 +13,10 @@
 
 namespace mooncache::store::disk {
 
+// Takes the lock of an open file, as flock(2) has it. It waits up to 2 s: the kernel ends what a killed
+// process had on its way to the disk a moment after the process, and the lock with it. False: errno says why.
+bool lock_file(int fd);
+
 class AlignedMemory {
  public:
   AlignedMemory() = default;

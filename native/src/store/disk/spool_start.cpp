@@ -1,7 +1,6 @@
 // The start of a spool: the file and the store are compared. The store decides what was sealed, because the
 // node may have run on another host meanwhile; the file has what had not been put there yet.
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "store/disk/file.h"
 #include "store/disk/segment_reader.h"
 #include "store/disk/spool_state.h"
 
@@ -116,7 +116,7 @@ Status prepare_spool(const std::string& path, const SpoolOptions& options) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return {Code::kConfigInvalid, "the spool " + path + ": " + std::strerror(errno)};
   const Spool spool(fd);
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0) return {Code::kConfigInvalid, path + ": another process uses it"};
+  if (!lock_file(fd)) return {Code::kConfigInvalid, path + ": another process uses it"};
   std::map<std::string, ObjectListing> logs;
   if (const int error = list_logs(*options.requests, options.log + "/", 10 * options.timeout_ms, logs);
       error != 0)
