@@ -16,7 +16,7 @@ from aiohttp import web
 
 from mooncache.accounts import limit_store
 from mooncache.accounts.core.api_key import id_of
-from mooncache.accounts.core.request_limits import LIMIT_NAMES, HolderLimits
+from mooncache.accounts.core.request_limits import LIMIT_NAMES, PRIORITY_MAX, HolderLimits
 from mooncache.accounts.database import AccountsPlace
 from mooncache.accounts.limit_store import FILE_NAME, LimitStore, all_limits, change_limits, limits_stamp_of
 from mooncache.cli.app import run as cli
@@ -64,7 +64,7 @@ def test_limits_are_kept(place: AccountsPlace, monkeypatch: pytest.MonkeyPatch) 
 
 def test_changes_at_the_same_time_are_all_kept(place: AccountsPlace) -> None:
     """Each changes a limit of its own, over and over; none takes another one's back."""
-    rounds, begin = 5, Barrier(len(LIMIT_NAMES))
+    rounds, begin = PRIORITY_MAX, Barrier(len(LIMIT_NAMES))
     with LimitStore(place, create=True) as store:
         store.set("moon", KEY, HolderLimits(tokens_under_way=5))
 

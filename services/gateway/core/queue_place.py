@@ -20,7 +20,7 @@ PRIORITY_S: Final = 5.0
 def queue_place(came_s: float, *, priority: int = 0, offline: bool = False) -> int:
     """The place of a request that came at `came_s` (Unix time), in milliseconds; lower is earlier.
 
-    priority: steps; as many count as in admission, in both directions.
+    priority: steps; four count at most, in both directions.
     """
     steps = min(PRIORITY_MAX, max(-PRIORITY_MAX, priority))
     return round((came_s - PRIORITY_S * steps + (OFFLINE_S if offline else 0.0)) * 1e3)

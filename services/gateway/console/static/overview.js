@@ -53,7 +53,7 @@ function tiles(document) {
 /** How much of what memory can give the pool gives. */
 function ofUnlimited(sums) {
   const share = sums?.hits_of_unlimited ?? null;
-  return tile("Hits of max", percent(share), share === null ? "no chain of blocks was asked for" : [meter(share, "", { plain: true }), " of an unlimited pool's hits"], "", OF_UNLIMITED);
+  return tile("Hits of max", percent(share), share === null ? "not known, or no chain of blocks was asked for yet" : [meter(share, "", { plain: true }), " of an unlimited pool's hits"], "", OF_UNLIMITED);
 }
 
 /** What the price book leaves out, so that a small sum does not pass for a whole one. */
