@@ -54,9 +54,3 @@ def test_the_check_finds_what_is_wrong() -> None:
     assert "nixl" in anchors(page)
     text = "[a](#nixl) [b](#nowhere) [c](vllm-connector.md#start) [d](no-page.md#start) [e](https://x.example/#y)"
     assert broken(page, text) == ["#nowhere", "no-page.md#start"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pictures_are_there(page: Path) -> None:
-    found = re.findall(r"!\[[^\]]*\]\(([^)\s:]+)\)", page.read_text(encoding="utf-8"))
-    assert [name for name in found if not (page.parent / name).is_file()] == []
