@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from mooncache import Client
 from mooncache.auth import create_cluster_token
 from mooncache.config import load
+from mooncache.store_node.holder import HolderError
+from mooncache.store_node.keeping import ask
 from tests.conditions import wait_until
 from tests.deploy.chart import (
     INSECURE,
@@ -33,6 +37,7 @@ from tests.ports import own_port
 KEPT = VALUE_SETS[0].with_name("ssd_hosts_shared_memory.yaml")
 PLAIN = VALUE_SETS[0].with_name("pool_only.yaml")
 VALUE = b"value" * 100_000
+NODE = "rel-store-0"
 
 
 def node_of(objects: tuple[Object, ...]) -> Object:
@@ -90,7 +95,7 @@ def test_blocks_in_memory_survive_the_end_of_the_nodes_container(tmp_path: Path)
         tmp_path / "n",
         kept_pool(),
         MOONCACHE_CLUSTER_MASTER_TARGETS=target,
-        MOONCACHE_STORE_NODE_NODE_ID="rel-store-0",
+        MOONCACHE_STORE_NODE_NODE_ID=NODE,
         MOONCACHE_STORE_NODE_PORT="0",
         MOONCACHE_STORE_NODE_DATA_HOST="127.0.0.1",
         MOONCACHE_STORE_NODE_DATA_PORT="0",
@@ -99,18 +104,35 @@ def test_blocks_in_memory_survive_the_end_of_the_nodes_container(tmp_path: Path)
     )
     _, holder = pod(node_of(kept_pool()))["containers"]
     words = [str(socket) if word.endswith(".sock") else word for word in holder["args"]]
-    with master.running(), subprocess.Popen([sys.executable, "-m", *words]) as holding:
-        try:
-            with node.running(ends=-signal.SIGKILL) as process:
-                wait_until(lambda: node.ask("readinessProbe") == 200, "the node is registered")
-                with Client([target], token=token.text) as client:
-                    client.put("only here", VALUE)
-                process.kill()
-                process.wait(60)
+    with master.running(), holding(words) as first, node.running(ends=-signal.SIGKILL) as process:
+        wait_until(lambda: node.ask("readinessProbe") == 200, "the node is registered")
+        with Client([target], token=token.text) as client:
+            client.put("only here", VALUE)
+        first.kill()
+        first.wait(60)
+        with holding(words):
+            wait_until(lambda: has_files(socket), "the next holder has the node's memory")
+            process.kill()
+            process.wait(60)
             with node.running():
                 wait_until(lambda: node.ask("readinessProbe") == 200, "its next process is registered")
                 with Client([target], token=token.text) as client:
                     assert client.get("only here") == VALUE
+
+
+@contextmanager
+def holding(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """The holder's container as a process."""
+    with subprocess.Popen([sys.executable, "-m", *words]) as process:
+        try:
+            yield process
         finally:
-            holding.terminate()
-    assert holding.returncode == 0
+            process.terminate()
+
+
+def has_files(socket: Path) -> bool:
+    try:
+        nodes = ask(socket, {"op": "list"})[0]["nodes"]
+    except HolderError:
+        return False
+    return bool(nodes.get(NODE, {}).get("files"))
