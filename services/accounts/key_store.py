@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Final, NamedTuple
 
 import msgspec
@@ -46,14 +46,14 @@ _FORMAT: Final = DatabaseFormat(
         requests_per_minute REAL NOT NULL, tokens_per_minute REAL NOT NULL, created_by TEXT NOT NULL
     ) STRICT""",
 )
-_COLUMNS: Final = (
-    "id, tenant, name, scopes, sha256, created_s, expires_s, revoked_s, requests_per_minute, tokens_per_minute, "
+_COLUMNS: Final = (  # in the order of ApiKeyRecord's fields
+    "id, tenant, scopes, sha256, created_s, name, expires_s, revoked_s, requests_per_minute, tokens_per_minute, "
     "created_by"
 )
 _INSERT: Final = f"INSERT INTO api_key ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
 _REVOKE: Final = "UPDATE api_key SET revoked_s = ? WHERE id = ?"
 
-_KeyRow = tuple[str, str, str, str, bytes, int, int, int, float, float, str]
+_KeyRow = tuple[str, str, str, bytes, int, str, int, int, float, float, str]
 
 
 class KeyStore(AccountStore):
@@ -84,7 +84,7 @@ class KeyStore(AccountStore):
         Raises LimitExceeded.
         """
         copies = keys_to_copy(keys, self.all(), now_s - ENDED_KEPT_S)
-        if not copies.new and not copies.revoked:
+        if not copies.new and not copies.revoked:  # then no other writer has to wait, and gateways need not read again
             return copies
         with self._database.transaction(changes=True, rows=len(keys)):
             here = self.all()
@@ -245,38 +245,13 @@ def keys_stamp_of(place: AccountsPlace) -> AccountStamp | None:
 
 
 def _row(record: ApiKeyRecord) -> tuple[object, ...]:
-    return (
-        record.key_id,
-        record.tenant,
-        record.name,
-        " ".join(sorted(record.scopes)),
-        record.digest,
-        record.created_s,
-        record.expires_s,
-        record.revoked_s,
-        record.requests_per_minute,
-        record.tokens_per_minute,
-        record.created_by,
-    )
+    key_id, tenant, scopes, *others = astuple(record)
+    return key_id, tenant, " ".join(sorted(scopes)), *others
 
 
 def _record(row: tuple[object, ...]) -> ApiKeyRecord:
     """Raises InvalidArgument, ValidationError."""
-    key_id, tenant, name, scopes, digest, created_s, expires_s, revoked_s, requests, tokens, by = (
-        msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
-    )
-    found = ApiKeyRecord(
-        key_id=key_id,
-        tenant=tenant,
-        scopes=scopes_of(scopes.split()),
-        digest=digest,
-        created_s=created_s,
-        name=name,
-        expires_s=expires_s,
-        revoked_s=revoked_s,
-        requests_per_minute=requests,
-        tokens_per_minute=tokens,
-        created_by=by,
-    )
+    values = msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
+    found = ApiKeyRecord(*values[:2], scopes_of(values[2].split()), *values[3:])
     found.check()
     return found

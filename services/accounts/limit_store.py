@@ -81,7 +81,7 @@ class LimitStore(AccountStore):
     def take_over(self, limits: Mapping[LimitHolder, HolderLimits]) -> LimitCopies:
         """Keep limits of another place for those who have none here. All or nothing. Raises LimitExceeded."""
         copies = limits_to_copy(limits, self.all())
-        if not copies.new:
+        if not copies.new:  # then no other writer has to wait, and gateways need not read again
             return copies
         with self._database.transaction(changes=True, rows=len(limits)):
             here = self.all()

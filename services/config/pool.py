@@ -152,6 +152,8 @@ class StoreNodeSection(Section):
     """Keep blocks in memory for the next start of this node, also after kill -9; needs capacity_bytes."""
     holder_path: OptionalPath = None
     """Socket of the process that holds memory between two starts; empty means a path inside state_dir."""
+    start_holder: bool = True
+    """Start a holder where none answers; false where one is a service of its own (a container of the same pod)."""
     descriptor_store: bool = False
     """Keep memory in systemd's file descriptor store and not with a holder; the unit needs FileDescriptorStoreMax=."""
     hold_s: DurationS = Field(default=600.0, ge=1, le=86400)

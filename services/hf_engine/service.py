@@ -21,7 +21,7 @@ import mooncache
 from mooncache.client.figures import ClientCollector
 from mooncache.config import Config
 from mooncache.errors import ConfigInvalid, MooncacheError
-from mooncache.hf_engine import passport_file
+from mooncache.hf_engine import own_passport
 from mooncache.hf_engine.engine import Engine
 from mooncache.hf_engine.metrics import HfMetrics
 from mooncache.hf_engine.model_runner import ModelRunner
@@ -105,7 +105,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
     runner.warm_up()
     capacity = runner.memory.blocks * section.block_tokens
     tokens_max = min(runner.max_positions, capacity)
-    passport = passport_file.passport_of(folder, runner, config.cluster.state_dir)
+    passport = own_passport.passport_of(folder, runner, config.cluster.state_dir)
     limits = RequestLimits(options.served_model_name or folder.name, tokens_max, runner.vocab, runner.eos_ids)
     metrics = HfMetrics()
     block_bytes = runner.memory.movable.block_bytes
@@ -124,7 +124,7 @@ def build(config: Config, options: HfOptions, connect: Callable[[], mooncache.Cl
     )
 
     if options.passport_path is not None:
-        passport_file.write(
+        own_passport.hand_over(
             options.passport_path, passport, runner, tokens_max=tokens_max, pool=config.connector.enabled
         )
     pool = None

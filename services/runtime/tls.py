@@ -14,23 +14,18 @@ from typing import TYPE_CHECKING, cast
 import grpc
 
 from mooncache.config import TlsSection
+from mooncache.config.small_files import read_small
 from mooncache.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     import urllib.request
 
-_FILE_BYTES_MAX = 1 << 20
-
 
 def _read(name: str, path: Path | None) -> bytes:
     if path is None:
         raise ConfigInvalid(f"tls.{name} is not set; with tls.enabled it has to name a PEM file.")
-    try:
-        with path.open("rb") as file:
-            data = file.read(_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigInvalid(f"tls.{name}: {path} cannot be read: {error.strerror}.") from None
-    if b"-----BEGIN" not in data or len(data) > _FILE_BYTES_MAX:
+    data = read_small(path, f"file tls.{name}", ConfigInvalid)
+    if b"-----BEGIN" not in data:
         raise ConfigInvalid(f"tls.{name}: {path} is not a PEM file.")
     return data
 

@@ -40,10 +40,10 @@ class MemoryKeeper(Protocol):
 
 
 class HeldMemory:
-    """The memory of one node at its holder."""
+    """The memory of one node at its holder. `starts`: whether it starts one where none answers."""
 
-    def __init__(self, path: Path, node_id: str, hold_s: float) -> None:
-        self.path, self._node_id, self._hold_s = path, node_id, hold_s
+    def __init__(self, path: Path, node_id: str, hold_s: float, *, starts: bool = True) -> None:
+        self.path, self._node_id, self._hold_s, self._starts = path, node_id, hold_s, starts
 
     @property
     def place(self) -> str:
@@ -73,15 +73,16 @@ class HeldMemory:
                 time.sleep(_POLL_S)
 
     def keep(self, files: Sequence[int]) -> None:
-        """Leave descriptors with the holder, instead of those that it has; start a holder when there is none.
+        """Leave descriptors with the holder, instead of those that it has; start one when there is none and it may.
 
         Raises:
             HolderError: it does not take them.
         """
         if len(files) > FILES_MAX:
             raise HolderError(f"more than {FILES_MAX} files; choose larger arenas")
-        with contextlib.suppress(ConfigInvalid):
-            self.start_holder()
+        if self._starts:
+            with contextlib.suppress(ConfigInvalid):
+                self.start_holder()
         request = {"op": "keep", "node": self._node_id, "files": len(files), "hold_s": self._hold_s}
         ask(self.path, request, files)
 
@@ -95,7 +96,7 @@ class HeldMemory:
             return False
 
     def start_holder(self) -> None:
-        """Make sure that a holder answers. It belongs to no service: it outlives who started it.
+        """Make sure that a holder answers. One that is started here belongs to no service: it outlives who started it.
 
         Raises:
             ConfigInvalid: none answers in time.
@@ -112,7 +113,7 @@ class HeldMemory:
                         f"No process holds memory at {self.path} ({why}). Start `mooncache store-holder`, or set "
                         "store_node.keep_memory to false."
                     ) from None
-            if not started:
+            if self._starts and not started:
                 started = True
                 _start(self.path)
             time.sleep(_POLL_S)
@@ -201,7 +202,7 @@ def keeping_of(config: Config, node_id: str) -> MemoryKeeper | None:
         raise ConfigInvalid(
             f"The holder's path is longer than {UNIX_PATH_MAX} bytes: {path}. Set store_node.holder_path."
         )
-    return HeldMemory(path, node_id, node.hold_s)
+    return HeldMemory(path, node_id, node.hold_s, starts=node.start_holder)
 
 
 def holder_path(config: Config) -> Path:

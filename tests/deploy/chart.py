@@ -80,7 +80,9 @@ def pod(workload: Object) -> Object:
 
 
 def container(workload: Object) -> Object:
-    (found,) = pod(workload)["containers"]
+    """The service itself; a store node that keeps its memory has a holder beside it."""
+    name = component(workload).replace("_", "-")
+    (found,) = (each for each in pod(workload)["containers"] if each["name"] == name)
     return dict(found)
 
 

@@ -25,6 +25,7 @@ from mooncache.errors import ConfigInvalid
 from tests.conditions import wait_until
 from tests.deploy.chart import (
     VALUE_SETS,
+    Object,
     component,
     container,
     environment,
@@ -43,8 +44,11 @@ CAPACITY = "32MiB"
 class Part:
     """A rendered container, run as a process on this host."""
 
-    def __init__(self, name: str, folder: Path, **changes: str) -> None:
-        (workload,) = (one for one in workloads(rendered(POOL)) if component(one) == name)
+    def __init__(
+        self, name: str, folder: Path, objects: tuple[Object, ...] | None = None, **changes: str
+    ) -> None:
+        objects = rendered(POOL) if objects is None else objects
+        (workload,) = (one for one in workloads(objects) if component(one) == name)
         self.container = container(workload)
         self.probe_port = own_port()
         self.state_dir = folder
@@ -62,7 +66,8 @@ class Part:
         }
 
     @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+    def running(self, ends: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+        """The process, until SIGTERM; `ends`: the exit status that it has then."""
         self.state_dir.mkdir(exist_ok=True)
         log = self.state_dir / "log"
         with log.open("ab") as file:
@@ -81,7 +86,7 @@ class Part:
             finally:
                 process.kill()
                 process.wait()
-        assert code == 0, log.read_text()
+        assert code == ends, log.read_text()
 
     def ask(self, probe: str) -> int:
         """Status of a rendered probe's path; 0 while the port is closed."""

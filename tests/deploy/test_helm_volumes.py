@@ -158,6 +158,8 @@ WRONG = {
     "a mount over the secrets": ("gateway.extraVolumeMounts[0].mountPath", "/run/mooncache/secret"),
     "credentials in a URL": ("storeNode.shared.url", "s3://key:word@bucket"),
     "a size in another unit": ("storeNode.shared.size", "16GB"),
+    "a word for a switch": ("storeNode.keepMemory", "perhaps"),
+    "a volume under the holder's name": ("storeNode.extraVolumes[0].name", "holder"),
 }
 
 

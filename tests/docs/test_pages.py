@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import mooncache
 from mooncache import errors
@@ -106,6 +107,13 @@ def test_the_check_of_commands_finds_what_is_wrong() -> None:
     assert unknown(["status", "--jsn"]) == "no option --jsn"
 
 
+@cache
+def chart_values() -> set[str]:
+    """Names of values of the Helm chart, as a page writes them: section and name."""
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "mooncache" / "values.yaml").read_text(encoding="utf-8"))
+    return {f"{section}.{name}" for section, found in values.items() if isinstance(found, dict) for name in found}
+
+
 @pages
 def test_settings_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -115,7 +123,7 @@ def test_settings_exist(page: Path) -> None:
     offenders = []
     for name in re.findall(r"`([a-z_]+\.[a-z_]+)(?: ?= ?[^`]*)?`", text):
         section, _, field = name.partition(".")
-        if section not in sections or name in fields | events | FILE_NAMES:
+        if section not in sections or name in fields | chart_values() | events | FILE_NAMES:
             continue
         if (section == "client" and hasattr(mooncache.Client, field)) or f'"{name}"' in sources():
             continue  # a method, the name of a span

@@ -15,7 +15,7 @@ from mooncache.accounts.usage_store import UsageStore
 from mooncache.bench.operate.browser import BrowserPage, browsing, find_browser
 from mooncache.gateway.core.recent_requests import RecentRequest
 from mooncache.prices.example import prices_toml
-from tests.gateway.stand_in import Bench
+from tests.gateway.stand_in import MODEL, Bench
 from tests.gateway.test_console import HOSTILE, Answers, served
 
 CANDIDATE = {
@@ -145,6 +145,33 @@ async def test_a_tenants_own_page(page: BrowserPage, tmp_path: Path) -> None:
         assert await page.value("document.querySelectorAll('main img, main script').length") == 0
         assert not answers.asked and not page.complaints
         await page.picture(tmp_path / "console-usage.png")
+
+
+async def test_what_a_tenant_sends_is_text_on_the_page_or_not_there(
+    page: BrowserPage, tmp_path: Path, http: aiohttp.ClientSession
+) -> None:
+    """Prompts and answers are on no page; ids of requests are, as the gateway took them."""
+    async with served(tmp_path / "state") as (bench, _):
+        prompt = f"{HOSTILE} in a prompt"
+        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "user": HOSTILE}
+        headers = {**bench.auth("alice"), "x-request-id": HOSTILE}
+        for model, status in ((MODEL, 200), (HOSTILE, 404)):
+            asked = {**body, "model": model}
+            async with http.post(bench.url + "/v1/chat/completions", json=asked, headers=headers) as response:
+                assert response.status == status
+        for key in (bench.key("alice"), bench.gateway.token.text):
+            await enter(page, bench.url, key)
+            await page.until("!document.querySelector('#nav').hidden")
+            for link in range(await page.value("document.querySelectorAll('#nav a').length")):
+                await page.value(f"document.querySelectorAll('#nav a')[{link}].click()")
+                await page.until(f"document.querySelectorAll('#nav a')[{link}].hasAttribute('aria-current')")
+                if key == bench.key("alice"):
+                    await page.until("document.querySelectorAll('main tbody tr:not(.gap)').length > 0")
+                assert "in a prompt" not in await page.value("document.documentElement.outerHTML")
+                assert await page.value("document.querySelectorAll('main img, main script').length") == 0
+            await page.value("document.querySelector('#leave').click()")
+            await page.until("document.querySelector('#nav').hidden")
+        assert not page.complaints
 
 
 async def test_the_operators_page_of_tenants(page: BrowserPage, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from mooncache.accounts.core.api_key import id_of
 from mooncache.auth import (
     TokenSet,
     cache_salt,
@@ -27,6 +28,7 @@ from mooncache.bench.operate.envoy import Envoy, EnvoySettings, bootstrap, find_
 from mooncache.gateway.picker.service import PickerService
 from mooncache.kvcache.leg_hint import LegHint
 from mooncache.proto.v1 import conductor_pb2 as pb
+from tests.accounts.test_keys import make_key, revoke
 from tests.conditions import WAIT_S, until
 from tests.gateway.model_folder import BLOCK_TOKENS, instance_fields
 from tests.gateway.stand_in import MODEL, Bench, FakeEngine, begin, chunk, good, running, send
@@ -313,6 +315,31 @@ async def test_a_client_that_leaves_ends_both_legs(tmp_path: Path, tokenizer_fol
             await bench.engines["p1"].left.wait()
         await until(lambda: bench.gateway.state.active_count == 0)
         assert bench.gateway.state.bodies.bytes == 0
+
+
+async def test_a_key_that_is_revoked_in_mid_stream(
+    tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def endless(engine: FakeEngine, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await begin(request)
+        while True:
+            await send(response, chunk("more "))
+            await asyncio.sleep(0.05)
+
+    async with proxied(tmp_path, tokenizer_folder) as there:
+        bench = there.bench
+        bench.engines["d1"].behave = endless
+        text = make_key(tmp_path, capsys)
+        await until(lambda: bench.gateway.state.keyring.end_of(id_of(text)) is None)
+        async with there.post(STREAM, headers={"authorization": f"Bearer {text}"}) as response:
+            assert b"more" in await response.content.readany()
+            revoke(tmp_path, text)
+            last, done = (await response.read()).decode().strip().split("\n\n")[-2:]
+        assert done == "data: [DONE]"
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "key_revoked"
+        async with asyncio.timeout(WAIT_S):
+            await bench.engines["d1"].left.wait()  # the engine does not go on
+        await until(lambda: bench.gateway.state.active_count == 0)
 
 
 async def test_a_client_that_leaves_before_the_plan(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -102,6 +102,24 @@ def test_without_its_holder_a_node_starts_another_and_leaves_its_files_there(pat
     os.close(file)
 
 
+def test_a_node_beside_a_holder_of_its_own_service_starts_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the node started would hold the socket, and end with the node's container."""
+    monkeypatch.setattr(keeping_module, "_START_S", 0.2)
+    keeping = HeldMemory(path, "one", 600.0, starts=False)
+    with pytest.raises(ConfigInvalid, match="Start `mooncache store-holder`"):
+        keeping.take()
+    file = memory_file(b"alpha")
+    with pytest.raises(HolderError, match="no answer"):
+        keeping.keep([file])
+    assert not path.exists()
+    HeldMemory(path, "other", 600.0).start_holder()
+    keeping.keep([file])
+    assert keeping.has(1)
+    os.close(file)
+
+
 def test_only_sealed_memory_files_are_held(path: Path, tmp_path: Path) -> None:
     keeping = HeldMemory(path, "one", 600.0)
     keeping.start_holder()

@@ -93,7 +93,7 @@ def test_what_the_server_says_of_itself() -> None:
 
 def test_the_passport_is_that_of_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mooncache import tiny_model
-    from mooncache.connectors.passport_file import write_passport
+    from mooncache.kvcache.passport_file import write_passport
 
     monkeypatch.setattr(serve, "check_version", lambda: "0.5")
     model = tiny_model.build(tmp_path / "tiny", layers=1)

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 from mooncache.config import load
-from mooncache.connectors.passport_file import write_passport
 from mooncache.connectors.sglang.engine_passport import check_version
 from mooncache.errors import ConfigInvalid
 from mooncache.kvcache import identity
 from mooncache.kvcache.passport import Passport
+from mooncache.kvcache.passport_file import write_passport
 
 SERVER: Final = "sglang.launch_server"
 KEY_VARIABLE: Final = "MOONCACHE_ENGINE_API_KEY"

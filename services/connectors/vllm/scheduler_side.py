@@ -12,7 +12,6 @@ import threading
 import time
 from typing import Any
 
-from mooncache.connectors.passport_file import write_passport
 from mooncache.connectors.vllm.contents import Contents
 from mooncache.connectors.vllm.core.book import RequestBook
 from mooncache.connectors.vllm.core.engine_request import (
@@ -48,6 +47,7 @@ from mooncache.kvcache.leg_hint import CacheReport
 from mooncache.kvcache.leg_reports import LegReporter
 from mooncache.kvcache.lookup import Lookups
 from mooncache.kvcache.passport import Passport
+from mooncache.kvcache.passport_file import write_passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.transfers import MoveFailure
 from mooncache.runtime.logs import Event, get_logger

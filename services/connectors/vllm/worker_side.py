@@ -18,7 +18,6 @@ from typing import Any
 from mooncache.client.figures import Figures, figures, growth
 from mooncache.client.keys import split_keys
 from mooncache.config import load
-from mooncache.connectors.passport_file import write_passport
 from mooncache.connectors.vllm.core.groups import KvGroups, groups_of
 from mooncache.connectors.vllm.core.idle import IdleWait
 from mooncache.connectors.vllm.core.kv_parts import RankParts
@@ -51,6 +50,7 @@ from mooncache.kvcache.keys import passport_to_json
 from mooncache.kvcache.layerwise import LayerSaver
 from mooncache.kvcache.memory import HostMemory
 from mooncache.kvcache.mover import Mover
+from mooncache.kvcache.passport_file import write_passport
 from mooncache.kvcache.pool_link import PoolLink
 from mooncache.kvcache.tensors import block_memory
 from mooncache.kvcache.transfers import LoadReport, MoveFailure, SaveReport, TransferJob

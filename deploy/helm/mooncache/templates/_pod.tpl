@@ -3,7 +3,7 @@ probes, a bounded end.
 
 {root, component, values, own: environment, ports: [{name, containerPort}], ready: path, grace: seconds}, and optional
 {set, config, image, account: a service account, resources, preStop: command, startSeconds, volumes, mounts, secretEnv, hostNetwork, spread: bool,
-shm, cache, runtimeClassName, keys, accounts: {existingSecret, caKey}, tenantKeys: a Secret, envFrom, annotations, module: of the package, where it is
+shm, cache, runtimeClassName, keys, accounts: {existingSecret, caKey}, tenantKeys: a Secret, holder: path of its socket, envFrom, annotations, module: of the package, where it is
 not the component} */}}
 {{- define "mooncache.pod" -}}
 {{- $values := .root.Values -}}
@@ -36,6 +36,9 @@ spec:
   {{- if .hostNetwork }}
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- if .holder }}
+  shareProcessNamespace: true # the holder waits for the end of the node's process
   {{- end }}
   securityContext:
     runAsNonRoot: true
@@ -123,6 +126,17 @@ spec:
         {{- with .values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
+    {{- with .holder }}
+    # It has descriptors of the node's memory files while the node's container is started again, and reads no byte.
+    - name: holder
+      image: {{ include "mooncache.image" (dict "root" $.root "image" $.image) }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      args: [mooncache.store_node.holder, {{ . }}]
+      securityContext: *locked
+      resources: {requests: {cpu: 10m, memory: 32Mi}, limits: {memory: 64Mi}}
+      volumeMounts:
+        - {name: holder, mountPath: /run/mooncache/holder}
+    {{- end }}
   volumes:
     - name: from
       projected:

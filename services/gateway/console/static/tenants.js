@@ -16,7 +16,7 @@ export function tenants(root, go, { ended, acts, took }) {
   let currency = null;
   const price = (field) => (row) => (currency === null ? null : row[field]);
   const list = table({
-    label: "Tenants", noun: ["tenant", "tenants"], empty: "No request has been metered on this host yet, and no key was made.",
+    label: "Tenants", noun: ["tenant", "tenants"], empty: "No request has been metered yet, and no key was made.",
     key: (row) => row.tenant, sort: { column: 2, down: true }, open: (row) => go(`#/tenant/${encodeURIComponent(row.tenant)}`),
     columns: [
       { name: "tenant", value: (row) => row.tenant, cell: (row) => el("a", { href: `#/tenant/${encodeURIComponent(row.tenant)}`, class: "name", title: row.tenant }, row.tenant) },
@@ -52,7 +52,7 @@ export function tenants(root, go, { ended, acts, took }) {
       currency = document.currency;
       const all = sum(document.rows);
       put(top,
-        el("p", { class: "dim" }, `The last ${document.days} days, as the gateways of this host metered it. `,
+        el("p", { class: "dim" }, `The last ${document.days} days, as gateways metered it. `,
           document.metered ? "mooncache usage has all of it." : "Nothing is metered now: gateway.usage_enabled is false."),
         el("section", { class: "tiles", "aria-label": "Figures" },
           tile("Requests", count(all.requests), `${count(all.failed)} failed, ${count(all.cancelled)} cancelled`),

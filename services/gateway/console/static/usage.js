@@ -45,7 +45,7 @@ export function usage(root, go, { took, ended }) {
 function draw(document) {
   const all = sum(document.rows);
   return [
-    el("p", { class: "dim" }, `Tenant ${document.tenant}, the last ${document.days} days, as the gateways of this host metered it. `,
+    el("p", { class: "dim" }, `Tenant ${document.tenant}, the last ${document.days} days, as gateways metered it. `,
       document.metered ? "It is a few seconds old." : "Nothing is metered now."),
     el("section", { class: "tiles", "aria-label": "Figures" },
       tile("Requests", count(all.requests), `${count(all.failed)} failed, ${count(all.cancelled)} cancelled`),

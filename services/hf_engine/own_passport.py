@@ -1,16 +1,15 @@
-"""Who this engine's blocks are for: the passport, and the file by which the worker learns it."""
+"""Who this engine's blocks are for: the passport, and what the worker learns of it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 
 from mooncache._version import __version__
 from mooncache.hf_engine.model_runner import ModelRunner
 from mooncache.kvcache import identity
 from mooncache.kvcache.passport import Passport
-from mooncache.whole_file import write_whole
+from mooncache.kvcache.passport_file import write_passport
+from mooncache.whole_file import OWNER_ONLY
 
 # Raise the number when the same model would write other bytes into a block.
 ENGINE = "mooncache-hf/1"
@@ -29,16 +28,16 @@ def passport_of(folder: Path, runner: ModelRunner, state_dir: Path | None) -> Pa
     )
 
 
-def write(path: Path, passport: Passport, runner: ModelRunner, *, tokens_max: int, pool: bool) -> None:
-    """Write the file whole or not at all: a reader never sees half of it."""
+def hand_over(path: Path, passport: Passport, runner: ModelRunner, *, tokens_max: int, pool: bool) -> None:
+    """Write the file for the worker. Raises OSError."""
     memory = runner.memory
-    content = {
-        "passport": asdict(passport),
-        "kv_bytes_per_token": memory.block_bytes // memory.block_tokens,
-        "kv_capacity_tokens": memory.blocks * memory.block_tokens,
-        "engine_version": __version__,
-        "max_model_tokens": tokens_max,
-        "pool": pool,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(content))
+    write_passport(
+        path,
+        passport,
+        mode=OWNER_ONLY,
+        kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
+        kv_capacity_tokens=memory.blocks * memory.block_tokens,
+        engine_version=__version__,
+        max_model_tokens=tokens_max,
+        pool=pool,
+    )
