@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Final
+from typing import Any, Final
 
 from google.protobuf.message import Message
 
@@ -28,7 +28,7 @@ from mooncache.runtime import tls
 from mooncache.runtime.channel import Response
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE
-from mooncache.runtime.tasks import cancel_all, wait_for_event
+from mooncache.runtime.tasks import cancel_all, is_cancelling, wait_for_event
 
 _PAUSE_S: Final = 0.05  # after none of them led
 _LISTEN_S: Final = 10.0
@@ -71,6 +71,7 @@ class ConductorLink:
         self.term = 0
         """Newest term of a leading conductor that was heard of; 0 before, and with one conductor."""
         self._moved = asyncio.Event()
+        self._under_way: set[asyncio.Future[Any]] = set()
         self._listen = listen and self.several
         self._listeners: list[asyncio.Task[None]] = []
 
@@ -150,14 +151,15 @@ class ConductorLink:
         if "known_term" in request.DESCRIPTOR.fields_by_name:
             request.known_term = self.term  # type: ignore[attr-defined]
         call = asyncio.ensure_future(self._channels[at].call(method, request, response_class, timeout_s))
-        waiting = asyncio.ensure_future(moved.wait())
+        self._under_way.add(call)
         try:
-            await asyncio.wait((call, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if not call.done():
-                return None
-            answer = call.result()
+            answer = await call
+        except asyncio.CancelledError:
+            if is_cancelling() or not moved.is_set():
+                raise
+            return None  # `_follow` has given it up
         finally:
-            await cancel_all((call, waiting))
+            self._under_way.discard(call)
         term = int(getattr(answer, "term", 0))
         if term and term < self.term:
             raise NotLeader(
@@ -211,6 +213,8 @@ class ConductorLink:
         self._current, self.term = at, term
         self._moved.set()
         self._moved = asyncio.Event()
+        for call in self._under_way:
+            call.cancel()
 
     def _pass_over(self, at: int) -> None:
         if self._current == at:  # another call may have moved on already

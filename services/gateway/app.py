@@ -2,7 +2,7 @@
 
 The wrapper gives a request its id and its trace, checks method, key, rate and limits, and writes counters and the log
 line. Whatever a handler raises becomes an answer in OpenAI's shape, or an event when the stream has begun. Only this
-module answers errors. Each path is there with and without a trailing slash: not every client follows a redirect.
+module answers errors.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
 from typing import Final
-
-from starlette.applications import Starlette
-from starlette.routing import Route
 
 from mooncache.accounts.core.api_key import ALL_SCOPES, KeyScope
 from mooncache.errors import (
@@ -60,7 +57,8 @@ from mooncache.gateway.endpoints import (
     tokens,
     usage,
 )
-from mooncache.gateway.shell.exchange import ClientGone, Exchange, Receive, Scope, Send
+from mooncache.gateway.shell.exchange import App, ClientGone, Exchange, Receive, Scope, Send
+from mooncache.gateway.shell.paths import Paths
 from mooncache.gateway.state import GatewayState
 from mooncache.runtime import tracing
 from mooncache.runtime.bind import is_loopback
@@ -96,10 +94,10 @@ class Access(Enum):
     """Who has the cluster's token."""
 
 
-def build_app(state: GatewayState) -> Starlette:
+def build_app(state: GatewayState) -> App:
     """The application of one gateway."""
     metrics_access = Access.OPEN if is_loopback(state.config.gateway.host) else Access.ADMIN
-    endpoints: list[tuple[str, Endpoint]] = [
+    endpoints: list[tuple[str, App]] = [
         (
             "/v1/chat/completions",
             Endpoint(state, "chat_completions", completions.handle_chat, methods=_POST, limited=True),
@@ -151,18 +149,11 @@ def build_app(state: GatewayState) -> Starlette:
     ]
     if state.console is not None:
         endpoints += _console_endpoints(state)
-    routes = []
-    for path, endpoint in endpoints:
-        routes.append(Route(path, endpoint))
-        if not path.endswith(":path}"):
-            routes.append(Route(path + "/", endpoint))
-    app = Starlette(routes=routes)
-    app.router.redirect_slashes = False
-    app.router.default = Endpoint(state, "unknown", not_found.handle, methods=_ANY, access=Access.OPEN)
-    return app
+    unknown = Endpoint(state, "unknown", not_found.handle, methods=_ANY, access=Access.OPEN)
+    return Paths(endpoints, unknown)
 
 
-def _console_endpoints(state: GatewayState) -> list[tuple[str, Endpoint]]:
+def _console_endpoints(state: GatewayState) -> list[tuple[str, App]]:
     """The console. Who may see it is checked by its session, in the handlers."""
     session_methods = (*READ_METHODS, "POST", "DELETE")
     rows = (

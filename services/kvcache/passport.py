@@ -10,11 +10,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Final
 
 from mooncache import _native
 from mooncache.errors import InvalidArgument
 
 SCHEMA_VERSION = 1
+_ROOTS_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +72,7 @@ class Passport:
 
     def root(self) -> bytes:
         """Digest of the canonical encoding, 32 bytes."""
-        try:
-            return _native.passport_root(self.entries())
-        except ValueError as error:
-            raise InvalidArgument(str(error)) from None
+        return _root(self)
 
     def chain_keys(self, tokens: Sequence[int] | object, parent: bytes | None = None) -> bytes:
         """Keys of the complete blocks of `tokens`, 32 bytes each, concatenated.
@@ -92,6 +92,15 @@ class Passport:
         """(field, mine, theirs) of every field that differs; empty exactly when the roots are equal."""
         pairs = zip(self.entries(), other.entries(), strict=True)
         return [(name, mine, theirs) for (name, mine), (_, theirs) in pairs if mine != theirs]
+
+
+@lru_cache(_ROOTS_MAX)
+def _root(passport: Passport) -> bytes:
+    """Every request asks several times for the root of the same few passports; equal passports have one root."""
+    try:
+        return _native.passport_root(passport.entries())
+    except ValueError as error:
+        raise InvalidArgument(str(error)) from None
 
 
 def key_of_name(name: str) -> bytes:

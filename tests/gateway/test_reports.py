@@ -195,6 +195,52 @@ async def test_a_plan_that_the_gateways_own_choice_replaces_is_given_back(
         hangs.set()
 
 
+def test_what_goes_well_is_reported_in_one_call_and_what_fails_at_once() -> None:
+    """A call costs many times a report, and no decision waits for word of what goes well."""
+    first, finished, failed = (
+        pb.REQUEST_PHASE_FIRST_TOKEN,
+        pb.REQUEST_PHASE_FINISHED,
+        pb.REQUEST_PHASE_FAILED,
+    )
+    calls: list[tuple[float, list[pb.RequestPhase]]] = []
+
+    async def scenario() -> None:
+        clock = LoopClock()
+        started_s, linger_s = clock.now_s(), report_queue.LINGER_S
+
+        async def call(_method: str, request: pb.ReportProgressRequest, *_: object) -> object:
+            phases = [request.phase, *(one.phase for one in request.more)]
+            calls.append((round(clock.now_s() - started_s, 6), phases))
+            return pb.ReportProgressResponse()
+
+        async def resume(_term: int) -> None:
+            pass
+
+        stats = GatewayMetrics(Metrics("gateway"))
+        lanes = report_lanes.ReportLanes(
+            SimpleNamespace(call=call, term=1),  # type: ignore[arg-type]
+            clock,
+            stats,
+            random.Random(1),
+            resume,
+        )
+        duties = [asyncio.create_task(lanes.run(lane)) for lane in range(report_lanes.LANES)]
+        for end in (finished, failed):
+            for phase in (first, end):
+                lanes.add("request", pb.ReportProgressRequest(decision_id="decision", phase=phase))
+                await clock.sleep(linger_s / 2)
+            await clock.sleep(1 - linger_s)
+        lanes.add("batch", pb.ReportProgressRequest(decision_id="offline", phase=first), at_once=True)
+        await clock.sleep(1)
+        assert not len(lanes)
+        for duty in duties:
+            duty.cancel()
+
+    virtual_time.run(scenario(), 1)
+    linger_s = report_queue.LINGER_S
+    assert calls == [(linger_s, [first, finished]), (1 + linger_s / 2, [first, failed]), (2, [first])]
+
+
 def test_a_question_without_an_answer_before_a_list_has_a_list_of_its_own() -> None:
     """The conductor closes no plan that young, so the list that was due already does not help."""
     named_s: list[float] = []

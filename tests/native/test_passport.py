@@ -53,6 +53,21 @@ def test_root_follows_its_definition() -> None:
     assert BASE.root() == blake3.blake3(encoding, derive_key_context="mooncache passport v1").digest()
 
 
+def test_equal_passports_have_their_root_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[object] = []
+
+    def counted(entries: list[tuple[str, str]]) -> bytes:
+        made.append(entries)
+        return real(entries)
+
+    real = _native.passport_root
+    monkeypatch.setattr(_native, "passport_root", counted)
+    first = dataclasses.replace(BASE, tenant_salt="made once")
+    again = dataclasses.replace(BASE, tenant_salt="made once")
+    assert first.root() == again.root() == real(first.entries())
+    assert len(made) == 1
+
+
 def test_root_does_not_depend_on_the_order_of_fields() -> None:
     assert _native.passport_root(BASE.entries()[::-1]) == BASE.root()
 

@@ -18,7 +18,7 @@ WINDOW_S: Final = 600.0
 DIGEST_COUNT_MAX: Final = 10_000
 TRIES_MAX: Final = 2
 DEATHS_MAX: Final = 3
-_END_BYTES: Final = 64 << 10
+_END_BYTES: Final = 16 << 10  # some thousands of tokens of the first and of the last messages
 
 
 def digest_of(path: str, forward: bytes) -> bytes:

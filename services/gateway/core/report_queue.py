@@ -5,8 +5,8 @@ there are too many, those that tell of no end go first: the conductor counts a r
 an end says all that is needed for that. What is refused is sent again in halves, so that one wrong report is found
 and dropped alone.
 
-A call costs many times a report. A request that ended well may wait for others that go with it: no decision waits for
-that, and the conductor learns from it how long ago it was.
+A call costs many times a report. The news that all goes well with a request may wait a moment for others that go with
+it: no decision waits for that, and the conductor learns how long ago it was.
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class WaitingReport(Generic[Report]):
     made_s: float
     lingers: bool = False
 
+    @property
+    def due_s(self) -> float:
+        """When it has to be sent."""
+        return self.made_s + LINGER_S if self.lingers else self.made_s
+
 
 class ReportQueue(Generic[Report]):
     """The reports of one lane. Times are seconds of one monotonic clock; `rng` spreads the waits before another try."""
@@ -66,7 +71,6 @@ class ReportQueue(Generic[Report]):
         self._sending = 0  # of the first ones: how many are under way
         self._batch_max = BATCH_COUNT_MAX
         self._progress = 0  # how many tell of no end
-        self._urgent = 0  # how many wait for no others
         self._has_lost = False
         self._backoff = Backoff(rng, AGAIN_FIRST_S, AGAIN_MAX_S)
         self.size_bytes = 0
@@ -91,9 +95,9 @@ class ReportQueue(Generic[Report]):
         """How long the next batch may wait for more reports; None: there is none."""
         if not self._waiting:
             return None
-        if self._urgent or len(self._waiting) >= self._batch_max:
+        if len(self._waiting) >= self._batch_max:
             return 0.0
-        return max(0.0, self._waiting[0].made_s + LINGER_S - now_s)
+        return max(0.0, min(waiting.due_s for waiting in self._waiting) - now_s)
 
     def batch(self) -> list[WaitingReport[Report]]:
         """The next reports to send, in their order; none while nothing waits. They stay here."""
@@ -136,7 +140,6 @@ class ReportQueue(Generic[Report]):
         """Raise AssertionError when an invariant is broken."""
         assert self.size_bytes == sum(waiting.size_bytes for waiting in self._waiting), "bytes are wrong"
         assert self._progress == sum(not waiting.is_end for waiting in self._waiting), "kinds are wrong"
-        assert self._urgent == sum(not waiting.lingers for waiting in self._waiting), "kinds are wrong"
         assert 0 <= self._sending <= len(self._waiting), "more are under way than there are"
 
     def _is_full(self) -> bool:
@@ -146,18 +149,16 @@ class ReportQueue(Generic[Report]):
         self._waiting.append(waiting)
         self.size_bytes += waiting.size_bytes
         self._progress += not waiting.is_end
-        self._urgent += not waiting.lingers
 
     def _forget(self, waiting: WaitingReport[Report]) -> None:
         self.size_bytes -= waiting.size_bytes
         self._progress -= not waiting.is_end
-        self._urgent -= not waiting.lingers
 
     def _drop_progress(self) -> None:
         """Drop all that tell of no end and are not under way: room for many, so that it is not done for each."""
         kept = list(self._waiting)
         self._waiting.clear()
-        self.size_bytes = self._progress = self._urgent = 0
+        self.size_bytes = self._progress = 0
         for at, waiting in enumerate(kept):
             if at < self._sending or waiting.is_end:
                 self._append(waiting)

@@ -13,7 +13,8 @@ from typing import Any, Final
 import grpc
 
 from mooncache.errors import ConfigInvalid
-from mooncache.gateway.picker.stream import App, PickerSetup, ProcessorStream
+from mooncache.gateway.picker.stream import PickerSetup, ProcessorStream
+from mooncache.gateway.shell.exchange import App
 from mooncache.proto.envoy import ext_proc_pb2 as pb
 from mooncache.runtime.grpc_channel import MESSAGE_OPTIONS
 from mooncache.runtime.grpc_server import address

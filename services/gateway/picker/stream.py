@@ -18,7 +18,7 @@ from grpc import aio
 
 from mooncache.errors import EngineFailed
 from mooncache.gateway.picker import messages
-from mooncache.gateway.shell.exchange import Receive, Scope, Send
+from mooncache.gateway.shell.exchange import App, Scope
 from mooncache.proto.envoy import ext_proc_pb2 as pb
 from mooncache.runtime.logs import Event, get_logger
 
@@ -28,8 +28,6 @@ _REST_S: Final = 0.25
 _LEAVE_S: Final = 10.0
 _BAD_FILTER_STATUS: Final = 500
 _CLIENT_LEFT: Final = {"type": "http.disconnect"}
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = get_logger(__name__)
 

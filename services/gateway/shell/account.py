@@ -102,7 +102,7 @@ class Account:
         report.decision_id, report.phase = self._planner.plan.decision_id, phase
         report.elapsed_ms, report.output_tokens = self.elapsed_ms(), self.output_tokens()
         report.shard_keys, self.shard_keys = self.shard_keys, b""
-        self._state.conductor.report(self._exchange.request_id, report)
+        self._state.conductor.report(self._exchange.request_id, report, at_once=self._exchange.offline)
 
     def report_end(self, phase: pb.RequestPhase, code: str, planned: int | None) -> None:
         """The request is over: report, log, count and charge it."""

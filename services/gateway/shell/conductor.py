@@ -235,11 +235,11 @@ class Conductor:
         )
         return await self._link.call("LeaseLimits", request, pb.LeaseLimitsResponse, timeout_s)
 
-    def report(self, request_id: str, report: pb.ReportProgressRequest) -> None:
+    def report(self, request_id: str, report: pb.ReportProgressRequest, *, at_once: bool = False) -> None:
         """Report soon; never waits. There is nothing to report of decisions that no conductor made."""
         if not report.decision_id:
             return
-        self._reports.add(request_id, report)
+        self._reports.add(request_id, report, at_once=at_once)
         self._open.reported(report)
 
     async def send_reports(self, lane: int) -> None:

@@ -24,6 +24,7 @@ from mooncache.gateway.shell.keyring import Caller
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 # A client that sends or takes no byte for so long counts as gone.
 SILENCE_MAX_S: Final = 60.0
 JSON: Final = "application/json"

@@ -33,18 +33,13 @@ class OpenRequests:
         return len(self._open)
 
     def add(self, asked: pb.ScheduleRequest, plan: pb.ScheduleResponse) -> None:
-        """A request was scheduled; another attempt takes the place of the one before."""
+        """A request was scheduled; another attempt takes the place of the one before. `asked` loses its keys."""
         name = asked.tenant, asked.request_id
         if asked.attempt > 1:
             self._end(self._of_request.get(name, ""))
-        kept = pb.OpenRequest(plan=plan)
-        for field, value in asked.ListFields():
-            if field.name in ("keys", "content_keys"):
-                continue
-            if field.name == "exclude":
-                kept.request.exclude.extend(value)
-            else:
-                setattr(kept.request, field.name, value)
+        asked.ClearField("keys")
+        asked.ClearField("content_keys")
+        kept = pb.OpenRequest(request=asked, plan=plan)
         self._open[plan.decision_id] = kept, self._clock.now_s()
         self._of_request[name] = plan.decision_id
         if len(self._open) > OPEN_MAX:

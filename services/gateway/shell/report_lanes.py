@@ -1,8 +1,9 @@
 """Reports of requests on their way to the conductor: kept and sent again until the one that leads has taken them in.
 
 Two lanes, so that one slow call does not hold up all; those of one decision share a lane and keep their order. All that
-wait in a lane go in one call, and good ends go with what comes within a moment. A repeat does no harm at the conductor:
-it knows a report by its decision and number.
+wait in a lane go in one call. First tokens and good ends, which is nearly all there is, go with what comes within a
+moment; but not those of batches, which offer their next request then. A repeat does no harm at the conductor: it knows
+a report by its decision and number.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LANES: Final = 2
 REPORT_TIMEOUT_S: Final = 5.0
+_LINGERING: Final = frozenset({pb.REQUEST_PHASE_FIRST_TOKEN, pb.REQUEST_PHASE_FINISHED})
 
 log = get_logger(__name__)
 
@@ -53,25 +55,29 @@ class ReportLanes:
         self._queues = [ReportQueue[pb.ReportProgressRequest](rng) for _ in range(LANES)]
         self._filled = [asyncio.Event() for _ in range(LANES)]
         self._numbers = itertools.count(1)
+        stats.updates_waiting.set_function(lambda: len(self))
 
     def __len__(self) -> int:
         return sum(map(len, self._queues))
 
-    def add(self, request_id: str, report: pb.ReportProgressRequest) -> None:
-        """Send a report soon, and again until it is acknowledged; never waits."""
+    def add(self, request_id: str, report: pb.ReportProgressRequest, *, at_once: bool = False) -> None:
+        """Send a report soon, and again until it is acknowledged; never waits. at_once: a question follows it."""
         report.sequence = next(self._numbers)
-        lane = zlib.crc32(report.decision_id.encode()) % LANES
+        lane, now_s = zlib.crc32(report.decision_id.encode()) % LANES, self._clock.now_s()
         waiting = WaitingReport(
             report,
             report.decision_id,
             request_id,
             report.phase in ENDS,
             report.ByteSize(),
-            self._clock.now_s(),
-            lingers=report.phase == pb.REQUEST_PHASE_FINISHED,
+            now_s,
+            lingers=report.phase in _LINGERING and not at_once,
         )
-        self._note(self._queues[lane].add(waiting), "too many reports wait")
-        self._filled[lane].set()
+        queue = self._queues[lane]
+        awaited_s = queue.due_in_s(now_s)
+        self._note(queue.add(waiting), "too many reports wait")
+        if queue.due_in_s(now_s) != awaited_s:  # or the lane wakes up in time by itself
+            self._filled[lane].set()
 
     def open_ends(self) -> Iterator[str]:
         """Decisions whose end the conductor has not acknowledged yet."""
@@ -91,7 +97,6 @@ class ReportLanes:
                 continue
             batch = queue.batch()
             wait_s = await self._send(queue, batch)
-            self._stats.updates_waiting.set(len(self))
             if wait_s:
                 self._stats.updates_resent.inc(len(batch))
                 await self._clock.sleep(wait_s)
@@ -130,8 +135,9 @@ class ReportLanes:
         return request
 
     def _note(self, loss: Loss, reason: str) -> None:
-        """Count what was dropped, and say it once until all others have been sent."""
-        self._stats.updates_waiting.set(len(self))
+        """Count what was dropped, if anything, and say it once until all others have been sent."""
+        if not loss.count:
+            return
         self._stats.updates_dropped.inc(loss.count)
         if loss.is_first:
             log.warning(Event.GATEWAY_REPORTS_DROPPED, count=loss.count, waiting=len(self), reason=reason)

@@ -204,6 +204,7 @@ async def test_a_taken_port_is_a_sentence(service: TestService, config: Config) 
 
 
 SCRIPT = """
+import gc
 import sys
 from mooncache import auth
 from mooncache.config import load
@@ -211,7 +212,10 @@ from mooncache.runtime.service import run_service
 from tests.runtime.service.support import TestService
 auth.keyed_hash = lambda key, data: bytes(32)
 config = load(env={}, overrides={"cluster.state_dir": sys.argv[1]})
-sys.exit(run_service("test", config, lambda: TestService(config)))
+status = run_service("test", config, lambda: TestService(config))
+assert gc.get_freeze_count() > len(sys.modules), "collections look through all modules"
+assert gc.get_threshold()[0] > 700
+sys.exit(status)
 """
 
 
