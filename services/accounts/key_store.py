@@ -84,7 +84,7 @@ class KeyStore(AccountStore):
         Raises LimitExceeded.
         """
         copies = keys_to_copy(keys, self.all(), now_s - ENDED_KEPT_S)
-        if not copies.new and not copies.revoked:  # then no other writer has to wait, and gateways need not read again
+        if not copies.new and not copies.revoked:  # no other writer has to wait, and no gateway reads again
             return copies
         with self._database.transaction(changes=True, rows=len(keys)):
             here = self.all()

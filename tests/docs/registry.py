@@ -302,7 +302,9 @@ REGISTRY: dict[tuple[str, str], Plan] = {
         QUIET, ("tests/bench/test_survival.py",)
     ),
     ("docs/benchmarks/tiers.md", "mooncache bench tiers"): Cannot(QUIET, ("tests/bench/test_tiers.py",)),
-    ("docs/benchmarks/operate.md", "mooncache bench operate"): Cannot(QUIET, ("tests/bench/test_operate_bench.py",)),
+    ("docs/benchmarks/operate.md", "mooncache bench operate"): Cannot(
+        QUIET, ("tests/bench/test_operate_bench.py",)
+    ),
     ("docs/benchmarks/handover.md", "mooncache bench handover"): Cannot(
         QUIET, ("tests/bench/test_handover.py",)
     ),

@@ -110,8 +110,12 @@ def test_the_check_of_commands_finds_what_is_wrong() -> None:
 @cache
 def chart_values() -> set[str]:
     """Names of values of the Helm chart, as a page writes them: section and name."""
-    values = yaml.safe_load((ROOT / "deploy" / "helm" / "mooncache" / "values.yaml").read_text(encoding="utf-8"))
-    return {f"{section}.{name}" for section, found in values.items() if isinstance(found, dict) for name in found}
+    values = yaml.safe_load(
+        (ROOT / "deploy" / "helm" / "mooncache" / "values.yaml").read_text(encoding="utf-8")
+    )
+    return {
+        f"{section}.{name}" for section, found in values.items() if isinstance(found, dict) for name in found
+    }
 
 
 @pages
