@@ -251,7 +251,21 @@ def _row(record: ApiKeyRecord) -> tuple[object, ...]:
 
 def _record(row: tuple[object, ...]) -> ApiKeyRecord:
     """Raises InvalidArgument, ValidationError."""
-    values = msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
-    found = ApiKeyRecord(*values[:2], scopes_of(values[2].split()), *values[3:])
+    key_id, tenant, scopes, digest, created_s, name, expires_s, revoked_s, requests, tokens, by = (
+        msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
+    )
+    found = ApiKeyRecord(
+        key_id,
+        tenant,
+        scopes_of(scopes.split()),
+        digest,
+        created_s,
+        name,
+        expires_s,
+        revoked_s,
+        requests,
+        tokens,
+        by,
+    )
     found.check()
     return found

@@ -31,13 +31,11 @@ def passport_of(folder: Path, runner: ModelRunner, state_dir: Path | None) -> Pa
 def hand_over(path: Path, passport: Passport, runner: ModelRunner, *, tokens_max: int, pool: bool) -> None:
     """Write the file for the worker. Raises OSError."""
     memory = runner.memory
-    write_passport(
-        path,
-        passport,
-        mode=OWNER_ONLY,
-        kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
-        kv_capacity_tokens=memory.blocks * memory.block_tokens,
-        engine_version=__version__,
-        max_model_tokens=tokens_max,
-        pool=pool,
-    )
+    facts = {
+        "kv_bytes_per_token": memory.block_bytes // memory.block_tokens,
+        "kv_capacity_tokens": memory.blocks * memory.block_tokens,
+        "engine_version": __version__,
+        "max_model_tokens": tokens_max,
+        "pool": pool,
+    }
+    write_passport(path, passport, facts, mode=OWNER_ONLY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from mooncache.kvcache.passport import Passport
 from mooncache.whole_file import AS_UMASK_SAYS, write_whole
 
 
-def write_passport(path: Path, passport: Passport, *, mode: int = AS_UMASK_SAYS, **facts: object) -> None:
+def write_passport(
+    path: Path, passport: Passport, facts: Mapping[str, object], *, mode: int = AS_UMASK_SAYS
+) -> None:
     """Write the file whole or not at all: a reader never sees half of it. `mode`: its rights, less the umask.
 
     Raises:

@@ -101,7 +101,7 @@ def test_the_passport_is_that_of_the_arguments(tmp_path: Path, monkeypatch: pyte
     passport = serve.passport_of(given, tmp_path)
     assert (passport.engine, passport.block_tokens) == ("sglang 0.5", 32)
     assert serve.passport_of([*given, "--kv-cache-dtype", "fp8_e5m2"], tmp_path) != passport
-    write_passport(tmp_path / "run" / "passport.json", passport, engine_version="0.5.23", pool=False)
+    write_passport(tmp_path / "run" / "passport.json", passport, {"engine_version": "0.5.23", "pool": False})
     facts = facts_from_file((tmp_path / "run" / "passport.json").read_text())
     assert (facts.passport, facts.pool) == (passport, False)
 

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
     given = server_arguments(theirs, os.environ)
     passport = passport_of(theirs, load().cluster.state_dir.expanduser())
     write_passport(
-        own.passport_path, passport, engine_version=importlib.metadata.version("sglang"), pool=False
+        own.passport_path, passport, {"engine_version": importlib.metadata.version("sglang"), "pool": False}
     )
     sys.argv = [SERVER, *given]
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)

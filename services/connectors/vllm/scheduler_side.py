@@ -168,7 +168,7 @@ class SchedulerSide:
         if (path := self._settings.passport_path) is None or not self._files:
             return
         try:
-            write_passport(path, self._passports()[self._groups.lead], **self._handshakes[0].facts)
+            write_passport(path, self._passports()[self._groups.lead], self._handshakes[0].facts)
         except OSError as error:
             _log.warning(Event.CONNECTOR_PASSPORT_UNTOLD, path=str(path), reason=str(error))
 

@@ -156,7 +156,7 @@ class WorkerSide:
             if (
                 self._shard == 0 and path is not None
             ):  # else the scheduler's side writes it, who knows all shards
-                write_passport(path, in_memory(passport, [self._weights.fingerprint]), **self._facts)
+                write_passport(path, in_memory(passport, [self._weights.fingerprint]), self._facts)
             return
         tracing.setup("engine", load())  # beside vLLM's own spans, in the same trace
         memory: HostMemory | GpuBlocks | GroupedMemory = memories[0]
