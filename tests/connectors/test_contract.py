@@ -146,6 +146,7 @@ def test_the_passport_is_handed_over(make: Make, faulty: FaultyPool, tmp_path: P
     assert content["kv_bytes_per_token"] == 4 * 2 * 8 * 4
     assert content["max_model_tokens"] == 1024
     assert content["pool"] is True
+    assert (content["stages"], content["ranks"]) == (1, 1)
     make({"mooncache.passport_path": str(path)}, blocks=40)
     again = json.loads(path.read_text())
     assert again["passport"] == content["passport"]  # how many blocks there are changes nothing

@@ -130,6 +130,17 @@ def ranks(config: Any) -> tuple[int, int]:
     return get_tp_group().rank_in_group, get_pp_group().rank_in_group
 
 
+def engine_size(config: Any) -> dict[str, int]:
+    """Of one copy of the model, as the hand-over file says it: stages, and processes of each. A context that several
+    ranks compute has more processes; one that several ranks only keep has not."""
+    parallel = config.parallel_config
+    context = int(getattr(parallel, "prefill_context_parallel_size", 1))
+    return {
+        "stages": int(parallel.pipeline_parallel_size),
+        "ranks": int(parallel.tensor_parallel_size) * context,
+    }
+
+
 def shard_of(config: Any) -> int:
     """The number of this worker among all of its engine."""
     tp_rank, pp_rank = ranks(config)

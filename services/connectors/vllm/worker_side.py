@@ -26,6 +26,7 @@ from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.engine_passport import (
+    engine_size,
     engine_version,
     in_memory,
     shard_of,
@@ -150,6 +151,7 @@ class WorkerSide:
             "engine_version": engine_version(),
             "max_model_tokens": int(self._config.model_config.max_model_len),
             "pool": self._connect is not None,
+            **engine_size(self._config),
         }
         if self._connect is None:
             path = self._settings.passport_path
