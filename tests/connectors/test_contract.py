@@ -199,7 +199,8 @@ def test_what_changes_the_kv_beside_the_models_files_is_in_the_passport(
     model = engine.config.model_config
 
     def digest() -> str:
-        return read_passport(engine.config, {}, "float32", 10, tmp_path / "state").config_digest
+        state_dir = tmp_path / "state"
+        return read_passport(engine.config, {}, "float32", 10, state_dir, block_tokens=32).config_digest
 
     plain = digest()
     model.max_model_len //= 2

@@ -180,7 +180,7 @@ def test_an_engine_is_priced_by_its_processes_and_not_by_the_parts_of_its_blocks
         tp_size=8,
         pp_size=2,
     )
-    parts = {"engine": "vllm", "passport_json": passport_to_json(passport)}
+    parts: dict[str, Any] = {"engine": "vllm", "passport_json": passport_to_json(passport)}
     hours = engine_hours(
         [
             pb.Instance(instance_id="two", stages=1, ranks=2, replicas=1, **parts),
