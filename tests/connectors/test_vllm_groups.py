@@ -27,7 +27,7 @@ def asks(tokens: list[int], **more: Any) -> dict[str, Any]:
     ("kind", "length", "layers", "windowed_layers"),
     [
         ("gpt-oss", 640, 4, 2),
-        ("gemma4", 680, 6, 5),
+        pytest.param("gemma4", 680, 6, 5, marks=pytest.mark.deep),
         pytest.param("gemma3", 680, 6, 5, marks=pytest.mark.deep),
         pytest.param("mistral", 700, 2, 2, marks=pytest.mark.deep),
     ],
