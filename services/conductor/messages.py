@@ -27,7 +27,7 @@ from mooncache.conductor.core.policy.types import Branch, Reason
 from mooncache.conductor.core.progress import LegReport, Phase, ProgressReport
 from mooncache.conductor.core.registry import Instance, InstanceInfo, InstanceState
 from mooncache.kvcache.instance_load import InstanceLoad
-from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES
+from mooncache.kvcache.instance_messages import INSTANCE_ROLE_NUMBERS, INSTANCE_ROLES, size_of
 from mooncache.kvcache.keys import passport_from_json
 from mooncache.kvcache.leg_hint import PLACES_MAX, CacheOutcome, CacheReport, LoadedFrom
 from mooncache.kvcache.leg_messages import CACHE_OUTCOMES, LEG_ROLES
@@ -112,12 +112,11 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
             raise errors.InvalidArgument(f"{name} is longer than {TEXT_CHARS_MAX} characters")
     if not 0 <= instance.block_tokens <= 1 << 20:
         raise errors.InvalidArgument(f"block_tokens is {instance.block_tokens}")
-    group, block_tokens, stages, ranks = 0, instance.block_tokens, 1, 1
+    group, block_tokens = 0, instance.block_tokens
     if instance.passport_json:
         passport = passport_from_json(instance.passport_json)
         group = group_of(passport.root())
         block_tokens = block_tokens or passport.block_tokens
-        stages, ranks = max(1, passport.pp_size), max(1, passport.tp_size)
     return InstanceInfo(
         instance_id=named(instance.instance_id, "instance_id", chars_max=128),
         incarnation=instance.incarnation,
@@ -130,8 +129,7 @@ def info_of(instance: pb.Instance) -> InstanceInfo:
         kv_bytes_per_token=min(instance.kv_bytes_per_token, 1 << 40),
         max_sequences=instance.max_sequences,
         pool=instance.pool,
-        stages=stages,
-        ranks=ranks,
+        size=size_of(instance),
         orders_by_priority=instance.orders_by_priority,
         **texts,
     )
@@ -283,6 +281,9 @@ def instance_message(instance: Instance) -> pb.Instance:
         max_sequences=info.max_sequences,
         pool=info.pool,
         orders_by_priority=info.orders_by_priority,
+        stages=info.size.stages if info.size else 0,
+        ranks=info.size.ranks if info.size else 0,
+        replicas=info.size.replicas if info.size else 0,
         **{name: getattr(info, name) for name in _TEXTS},
     )
 

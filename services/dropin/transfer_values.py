@@ -8,6 +8,14 @@ from typing import Final
 
 from mooncache.errors import InvalidArgument
 
+SUPPORT_CUDA: Final = False
+SUPPORT_EFA: Final = False
+SUPPORT_HIP: Final = False
+SUPPORT_INTRA_NVLINK: Final = False
+SUPPORT_MNNVL: Final = False
+SUPPORT_MULTI_PROTOCOL: Final = False
+SUPPORT_MUSA: Final = False
+"""What the original can be built with. Callers ask before they name such a protocol, or pass memory of a GPU."""
 _NAME_BYTES: Final = 2
 
 

@@ -165,4 +165,7 @@ class WorkerState:
             software_version=__version__,
             engine_token=self.engine_token,
             orders_by_priority=self.adapter.orders_by_priority,
+            stages=min(facts.stages, 0xFFFFFFFF),
+            ranks=min(facts.ranks, 0xFFFFFFFF),
+            replicas=min(facts.replicas, 0xFFFFFFFF),
         )

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from mooncache.conductor.core import learning
+from mooncache.conductor.core.models import kind_of
+from mooncache.kvcache.engine_size import EngineSize
+from mooncache.kvcache.instance_messages import size_of
 from mooncache.proto.v1 import conductor_pb2 as pb
 from tests.conductor.support import PASSPORT, Conductor, instance, serve
 
@@ -42,6 +45,36 @@ def test_long_prompts_go_to_the_engine_with_stages(tmp_path: Path) -> None:
         assert await goes_to(c, "still", 200) == "whole"
 
     serve(tmp_path, scenario)
+
+
+def test_parts_of_blocks_are_no_stages(tmp_path: Path) -> None:
+    """An engine that shares its blocks with pipelines, and with other numbers of ranks, has one process."""
+
+    async def scenario(c: Conductor) -> None:
+        parts = engine("parts", 4)
+        staged = engine("staged", 4)
+        parts.stages = parts.ranks = parts.replicas = 1
+        staged.stages, staged.ranks, staged.replicas = 2, 1, 1
+        await c.register(parts, staged)
+        assert await goes_to(c, "short", 200) == "parts"
+        assert await goes_to(c, "long", 60_000) == "staged"
+        registry, models = c.service.state.core.registry, c.service.state.core.models
+        infos = [one.info for one in (registry.get("parts"), registry.get("staged")) if one is not None]
+        models.of("m").observed_prefill(infos[1], 60_000, 0, 30.0)
+        assert len({kind_of(info) for info in infos}) == 2, "each size has speeds of its own"
+        assert c.service.state.shards_of("m") == 4, "and the same parts"
+        listed = await c.call("ListInstances", pb.ListInstancesRequest())
+        sizes = {view.instance.instance_id: size_of(view.instance) for view in listed.instances}
+        assert sizes == {"parts": EngineSize(), "staged": EngineSize(stages=2)}
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("said", [{}, {"stages": 2**32 - 1}, {"ranks": 2**32 - 1}, {"replicas": 2**32 - 1}])
+def test_a_size_of_any_numbers_is_one(said: dict[str, Any]) -> None:
+    size = size_of(pb.Instance(**said))
+    assert (size is None) == (not said)
+    assert size is None or 1 < size.processes <= 1 << 16
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])

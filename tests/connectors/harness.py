@@ -6,6 +6,7 @@ a block came from, it can be told whether it holds what it has to hold, at every
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -61,9 +62,11 @@ class Harness:
         seeds: dict[str, int] | None = None,
         shown: Callable[[dict[str, Any]], dict[str, Any]] = dict,
         windows: tuple[int, ...] = (0,),
+        sizes: tuple[int, ...] = (),
     ) -> None:
         """`seeds`: the weights that an adapter makes of the model's, by its name. `shown`: the KV tensors as the
-        connector sees them. `windows`: of each group, 0 is full attention, STATE a state; all lie in the same bytes."""
+        connector sees them. `windows`: of each group, 0 is full attention, STATE a state; all lie in the same bytes.
+        `sizes`: how many times BLOCK_TOKENS a block of each group has, 1, 2 or 4, with as much less for each."""
         from vllm.config import KVTransferConfig, set_current_vllm_config
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.engine.arg_utils import EngineArgs
@@ -95,13 +98,14 @@ class Harness:
         config.cache_config.num_gpu_blocks = blocks
         config.cache_config.mamba_cache_mode = "align" if STATE in windows else "none"
         config.scheduler_config.max_num_scheduled_tokens = max_tokens_step
+        self.sizes = tuple(BLOCK_TOKENS * size for size in sizes or (1,) * len(windows))
         self._make_memory(blocks, windows)
         self.config = self.vllm_config = config
         self._begin()
         self.steps, self.hooks, self.seeds = 0, hooks, seeds or {}
         hash_fn = get_hash_fn_by_name("sha256_cbor")
         init_none_hash(hash_fn)
-        self.hasher = get_request_block_hasher(BLOCK_TOKENS, hash_fn)
+        self.hasher = get_request_block_hasher(math.gcd(*self.sizes), hash_fn)
         with set_current_vllm_config(config):
             self.worker = MooncacheConnector(config, KVConnectorRole.WORKER, self.cache)
             self.worker.register_kv_caches(shown(self.tensors))
@@ -109,15 +113,18 @@ class Harness:
                 vllm_config=config,
                 kv_cache_config=self.cache,
                 structured_output_manager=StructuredOutputManager(config),
-                block_size=BLOCK_TOKENS,
-                hash_block_size=BLOCK_TOKENS,
+                block_size=math.lcm(*self.sizes),
+                hash_block_size=math.gcd(*self.sizes),
                 log_stats=True,
             )
         self.connector = self.scheduler.connector
+        self._shake_hands()
+        self.counted: dict[str, float] = {}
+
+    def _shake_hands(self) -> None:
         handshake = self.worker.get_handshake_metadata()
         if handshake is not None:
             self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): handshake})
-        self.counted: dict[str, float] = {}
 
     def _begin(self) -> None:
         import torch
@@ -157,18 +164,22 @@ class Harness:
             kv_cache_groups=[
                 KVCacheGroupSpec(names, spec) for names, spec in zip(self.layers, specs, strict=True)
             ],
-            hash_block_size=BLOCK_TOKENS,
+            hash_block_size=math.gcd(*self.sizes),
         )
         memory = [torch.zeros(blocks, 2, BLOCK_TOKENS, 8) for _ in range(LAYERS)]
-        self.tensors = {name: memory[index][:] for names in self.layers for index, name in enumerate(names)}
+        self.tensors = {
+            name: memory[index].view(blocks, 2, size, 8 * BLOCK_TOKENS // size)
+            for names, size in zip(self.layers, self.sizes, strict=True)
+            for index, name in enumerate(names)
+        }
 
     def _specs(self) -> list[Any]:
         """What vLLM knows of each group."""
         import torch
         from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-        heads = {"block_size": BLOCK_TOKENS, "num_kv_heads": 2, "head_size": 4, "dtype": torch.float32}
-        full = FullAttentionSpec(**heads)
+        heads = {"num_kv_heads": 2, "dtype": torch.float32}
+        full = FullAttentionSpec(block_size=BLOCK_TOKENS, head_size=4, **heads)
         state = MambaSpec(
             block_size=BLOCK_TOKENS,
             shapes=((full.page_size_bytes // 8,),),
@@ -176,11 +187,16 @@ class Harness:
             page_size_padded=full.page_size_bytes,
             mamba_cache_mode="align",
         )
-        special = {0: full, STATE: state}
-        return [
-            special.get(window) or SlidingWindowSpec(**heads, sliding_window=window)
-            for window in self.windows
-        ]
+        found: list[Any] = []
+        for window, size in zip(self.windows, self.sizes, strict=True):
+            layer = {"block_size": size, "head_size": 4 * BLOCK_TOKENS // size, **heads}
+            if window == STATE:
+                found.append(state)
+            elif window:
+                found.append(SlidingWindowSpec(**layer, sliding_window=window))
+            else:
+                found.append(FullAttentionSpec(**layer))
+        return found
 
     def set_weights(self, seed: int) -> None:
         """Other weights in memory, as vLLM's loaders write them. What runs goes on with KV of both."""
@@ -298,11 +314,12 @@ class Harness:
         """Check what the tokens from `begin` on look at in one group, and write theirs."""
         import torch
 
+        size = self.sizes[group]
         seen = max(0, begin - self.windows[group] + 1) if self.windows[group] else 0
-        for number in range(seen // BLOCK_TOKENS, (end + BLOCK_TOKENS - 1) // BLOCK_TOKENS):
-            first = number * BLOCK_TOKENS
-            ready = min(max(begin - first, 0), BLOCK_TOKENS)
-            last = min(end - first, BLOCK_TOKENS)
+        for number in range(seen // size, (end + size - 1) // size):
+            first = number * size
+            ready = min(max(begin - first, 0), size)
+            last = min(end - first, size)
             assert table[number], f"{name}: block {number} of group {group} has no memory"
             for layer, tensor in enumerate(self.tensors[part] for part in self.layers[group]):
                 held = tensor[table[number]]

@@ -8,7 +8,8 @@ ASKED: {"model", "state_dir", "master", "settings": more of vLLM's LLM, "connect
 nothing left of earlier requests, "settle": true to ask again until blocks come from the pool, "spoil": true when the
 bytes of groups of KV do not arrive: those with a recurrent state, or else the first}]}; "path" is that of a LoRA
 adapter, or "".
-ANSWERED: a row for each request; "distances": of its blocks from the pool's, where they were verified.
+ANSWERED: a row for each request; "distances": of its blocks from the pool's, where they were verified; "drafts":
+{"proposed", "accepted"}: tokens of drafts since the engine's start.
 """
 
 import json
@@ -77,11 +78,22 @@ def main() -> None:
                 "tokens": list(answer.outputs[0].token_ids),
                 "reported": (answer.kv_transfer_params or {}).get("mooncache"),
                 "distances": distances[:],
+                "drafts": drafts(engine),
             }
         )
         distances.clear()
         Path(sys.argv[2]).write_text(json.dumps(answers))
     engine.llm_engine.engine_core.shutdown()  # lets saves end
+
+
+def drafts(engine: Any) -> dict[str, int]:
+    """Tokens of drafts since the engine's start: all of them, and those that were right."""
+    found = {metric.name: metric for metric in engine.get_metrics()}
+    names = {
+        "proposed": "vllm:spec_decode_num_draft_tokens",
+        "accepted": "vllm:spec_decode_num_accepted_tokens",
+    }
+    return {what: int(found[name].value) if name in found else 0 for what, name in names.items()}
 
 
 def transfer_config(asked: dict[str, Any]) -> dict[str, Any]:

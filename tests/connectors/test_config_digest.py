@@ -31,7 +31,7 @@ def config(model: Path, **more: Any) -> Any:
 def digest(of: Any, folder: Path) -> str:
     from mooncache.connectors.vllm.engine_passport import read_passport
 
-    return read_passport(of, {}, "float32", 10, folder / "state").config_digest
+    return read_passport(of, {}, "float32", 10, folder / "state", block_tokens=32).config_digest
 
 
 def test_engines_with_equal_flags_share_and_harmless_ones_do_not_matter(

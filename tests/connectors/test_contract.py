@@ -146,6 +146,7 @@ def test_the_passport_is_handed_over(make: Make, faulty: FaultyPool, tmp_path: P
     assert content["kv_bytes_per_token"] == 4 * 2 * 8 * 4
     assert content["max_model_tokens"] == 1024
     assert content["pool"] is True
+    assert (content["stages"], content["ranks"]) == (1, 1)
     make({"mooncache.passport_path": str(path)}, blocks=40)
     again = json.loads(path.read_text())
     assert again["passport"] == content["passport"]  # how many blocks there are changes nothing
@@ -198,7 +199,8 @@ def test_what_changes_the_kv_beside_the_models_files_is_in_the_passport(
     model = engine.config.model_config
 
     def digest() -> str:
-        return read_passport(engine.config, {}, "float32", 10, tmp_path / "state").config_digest
+        state_dir = tmp_path / "state"
+        return read_passport(engine.config, {}, "float32", 10, state_dir, block_tokens=32).config_digest
 
     plain = digest()
     model.max_model_len //= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from mooncache.connectors.vllm.core.groups import (
     FULL,
     STATE_WINDOW,
     BlockRange,
+    Column,
     KvGroups,
+    columns_of,
     described,
     groups_of,
 )
@@ -23,37 +26,55 @@ SIZE = 4
 WINDOWS = st.lists(st.sampled_from([FULL, 1, 2, 4, 5, 6, 8, 9, 30]), min_size=1, max_size=4)
 
 
+SIZES = st.lists(st.sampled_from([1, 2, 4, 6]), min_size=4, max_size=4)
+"""Tokens of a block of each group."""
+
+
+def grouped(windows: list[int], sizes: list[int]) -> KvGroups:
+    """Groups of one size, or their columns."""
+    sizes = sizes[: len(windows)]
+    if len(set(sizes)) == 1:
+        return KvGroups(sizes[0], tuple(windows))
+    columns = columns_of(sizes)
+    return KvGroups(math.lcm(*sizes), tuple(windows[column.group] for column in columns), (), columns)
+
+
 def seen_by(window: int, token: int) -> range:
     """The tokens before `token` that it looks at."""
     return range(0 if window == FULL else max(0, token - window + 1), token)
 
 
+def seen_blocks(groups: KvGroups, border: int) -> set[tuple[int, int]]:
+    """(group, block) of all that the token behind the border looks at, token by token."""
+    found = set()
+    for group, window in enumerate(groups.windows):
+        _, at, of = groups.column(group)
+        for token in seen_by(window, border * groups.block_tokens):
+            if token // (groups.block_tokens // of) % of == at:
+                found.add((group, token // groups.block_tokens))
+    return found
+
+
 def brute_force(groups: KvGroups, present: list[list[int]], first: int, end: int) -> int:
-    """The last border whose next token sees only tokens that the engine has or the pool has, token by token."""
+    """The last border whose next token sees only tokens that the engine has or the pool has."""
     for border in range(end, first, -1):
-        token = border * SIZE
-        wanted = [
-            (group, seen // SIZE)
-            for group, window in enumerate(groups.windows)
-            for seen in seen_by(window, token)
-        ]
         if all(
             block < first or (block < len(present[group]) and present[group][block])
-            for group, block in wanted
+            for group, block in seen_blocks(groups, border)
         ):
             return border
     return first
 
 
-@given(windows=WINDOWS, data=st.data())
+@given(windows=WINDOWS, sizes=SIZES, data=st.data())
 def test_the_border_is_the_last_one_whose_next_token_sees_nothing_that_is_missing(
-    windows: list[int], data: st.DataObject
+    windows: list[int], sizes: list[int], data: st.DataObject
 ) -> None:
-    groups = KvGroups(SIZE, tuple(windows))
+    groups = grouped(windows, sizes)
     blocks = data.draw(st.integers(0, 14))
     # Mostly there, or borders would be rare.
     flags = st.lists(st.sampled_from([1, 1, 1, 1, 0]), min_size=blocks, max_size=blocks)
-    present = [data.draw(flags) for _ in windows]
+    present = [data.draw(flags) for _ in groups.windows]
     first, end = data.draw(st.integers(0, 14)), data.draw(st.integers(0, 16))
     found = groups.longest([bytearray(part) for part in present], first, end)
     known = min([end, blocks])
@@ -62,22 +83,31 @@ def test_the_border_is_the_last_one_whose_next_token_sees_nothing_that_is_missin
         assert all(present[group][low:high])
 
 
-@given(windows=WINDOWS, first=st.integers(0, 9), more=st.integers(0, 9))
+@given(windows=WINDOWS, sizes=SIZES, first=st.integers(0, 9), more=st.integers(0, 9))
 def test_what_is_loaded_is_what_the_next_token_sees_and_the_engine_does_not_have(
-    windows: list[int], first: int, more: int
+    windows: list[int], sizes: list[int], first: int, more: int
 ) -> None:
-    groups = KvGroups(SIZE, tuple(windows))
-    border = first + more
+    groups = grouped(windows, sizes)
     loaded = {
-        (part.group, block) for part in groups.needed(first, border) for block in range(part.first, part.end)
+        (part.group, block)
+        for part in groups.needed(first, first + more)
+        for block in range(part.first, part.end)
     }
-    wanted = {
-        (group, token // SIZE)
-        for group, window in enumerate(windows)
-        for token in seen_by(window, border * SIZE)
-        if token // SIZE >= first
-    }
-    assert loaded == wanted
+    assert loaded == {(group, block) for group, block in seen_blocks(groups, first + more) if block >= first}
+
+
+def test_a_group_with_shorter_blocks_has_columns() -> None:
+    groups = grouped([8, FULL], [4, 2])
+    assert groups.block_tokens == 4
+    assert groups.columns == (Column(0), Column(1, 0, 2), Column(1, 1, 2))
+    assert (groups.windows, groups.members, groups.lead) == ((8, FULL, FULL), (0, 1, 1), 1)
+    assert groups.tables([[1, 2], [3, 4, 5, 6, 7]]) == [[1, 2], [3, 5, 7], [4, 6]]
+    plain = grouped([8, FULL], [4, 4])
+    assert plain.tables([[1], [2]]) == [[1], [2]]
+    layers = [["a"], ["b"]]
+    said = {described(group, layers, groups) for group in range(3)}
+    assert len(said) == 3
+    assert not said & {described(group, layers, plain) for group in range(2)}
 
 
 def test_only_the_last_blocks_of_a_window_are_needed() -> None:
@@ -122,10 +152,14 @@ def test_windows_are_read_of_what_vllm_keeps_blocks_for() -> None:
     def spec(kind: str, **fields: Any) -> Any:
         return type(kind, (), fields)()
 
-    sliding = spec("SlidingWindowSpec", sliding_window=128, extra_retained_tokens=3)
-    everything = spec("FullAttentionSpec", sliding_window=128)
+    sliding = spec("SlidingWindowSpec", block_size=32, sliding_window=128, extra_retained_tokens=3)
+    everything = spec("FullAttentionSpec", block_size=32, sliding_window=128)
     groups = [SimpleNamespace(kv_cache_spec=part) for part in (sliding, everything)]
     assert groups_of(SimpleNamespace(kv_cache_groups=groups), 32) == KvGroups(32, (131, FULL))
+    everything.block_size = 16
+    assert groups_of(SimpleNamespace(kv_cache_groups=groups), 16) == KvGroups(
+        32, (131, FULL, FULL), (), (Column(0), Column(1, 0, 2), Column(1, 1, 2))
+    )
 
 
 def test_a_state_is_the_block_in_front_of_the_border() -> None:
@@ -146,7 +180,10 @@ def test_what_a_state_is_made_of_is_in_the_passport() -> None:
 
     def said(**fields: Any) -> str:
         known = {"mamba_type": "conv", "shapes": ((4, 2),), "dtypes": (torch.float32,), "block_size": 32}
-        specs = [type("MambaSpec", (), {**known, **fields})(), type("FullAttentionSpec", (), {})()]
+        specs = [
+            type("MambaSpec", (), {**known, **fields})(),
+            type("FullAttentionSpec", (), {"block_size": 32})(),
+        ]
         groups = groups_of(
             SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs]), 32
         )

@@ -70,6 +70,11 @@ def _sliding(engine: Any) -> Any:
     )
 
 
+def _sized(engine: Any, times: int) -> Any:
+    """A window whose blocks are so many times as long."""
+    return dataclasses.replace(_sliding(engine), block_size=times * BLOCK_TOKENS)
+
+
 def _recurrent(engine: Any, **fields: Any) -> Any:
     import torch
     from vllm.v1.kv_cache_interface import MambaSpec
@@ -94,10 +99,20 @@ def _mixed(engine: Any, layer: Any) -> Any:
 
 
 ENGINES: dict[str, tuple[Callable[[Any], object], Uncached, str]] = {
-    "blocks of two sizes": (
-        lambda e: _groups(e, _spec(e), dataclasses.replace(_sliding(e), block_size=2 * BLOCK_TOKENS)),
+    "blocks that rarely end together": (
+        lambda e: _groups(e, _sized(e, 3), _sized(e, 7), _sized(e, 8)),
         Uncached.KV_GROUPS,
-        f"blocks of {BLOCK_TOKENS}, {2 * BLOCK_TOKENS} tokens",
+        f"end together every {168 * BLOCK_TOKENS} tokens only: {56 + 24 + 21} of them lie in between",
+    ),
+    "states beside blocks of two sizes": (
+        lambda e: _groups(e, _sized(e, 2), _recurrent(e)),
+        Uncached.KV_GROUPS,
+        f"with blocks of {BLOCK_TOKENS}, {2 * BLOCK_TOKENS} tokens, and recurrent states",
+    ),
+    "a window with blocks of another size": (
+        lambda e: _groups(e, _sized(e, 2)),
+        Uncached.KV_GROUPS,
+        f"with blocks of {2 * BLOCK_TOKENS} tokens, and not of {BLOCK_TOKENS}",
     ),
     "how to help": (
         lambda e: _with(e, is_eagle_group=True),
@@ -172,13 +187,14 @@ def test_engines_whose_blocks_would_be_wrong_are_refused_by_their_configuration(
     assert words in refusal.text
 
 
-@pytest.mark.parametrize("kind", ["window", "groups", "states"])
+@pytest.mark.parametrize("kind", ["window", "groups", "states", "sizes"])
 def test_windows_states_and_several_groups_are_no_reason(make: Make, faulty: FaultyPool, kind: str) -> None:
     engine = make()
     specs = {
         "window": [_sliding(engine)],
         "groups": [_spec(engine), _sliding(engine), _sliding(engine)],
         "states": [_recurrent(engine), _spec(engine), _recurrent(engine)],
+        "sizes": [_spec(engine), _sized(engine, 2), _sized(engine, 3)],
     }
     _groups(engine, *specs[kind])
     assert of_engine(enabled=True, config=engine.config, cache_config=engine.cache) is None

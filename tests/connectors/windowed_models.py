@@ -24,7 +24,7 @@ _SHAPE = {
 
 
 def build(folder: Path, kind: str, tokenizer: Path) -> Path:
-    """A model of one kind: gpt-oss, gemma3 or mistral, with the tokenizer of that folder."""
+    """A model of one kind: gpt-oss, gemma3, gemma4 or mistral, with the tokenizer of that folder."""
     import torch
 
     torch.manual_seed(7)
@@ -45,6 +45,11 @@ def _made(kind: str) -> Any:
         layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
         experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
         return transformers.GptOssForCausalLM(transformers.GptOssConfig(**_SHAPE, **layers, **experts))
+    if kind == "gemma4":
+        layers = {"layer_types": ["sliding_attention"] * 5 + ["full_attention"], "num_hidden_layers": 6}
+        # What full attention keeps of a token is twice as large: vLLM makes blocks of windows twice as long.
+        wide = {"global_head_dim": 64, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 8192}
+        return transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**_SHAPE, **layers, **wide))
     if kind == "gemma3":
         layers = {"layer_types": ["sliding_attention"] * 5 + ["full_attention"], "num_hidden_layers": 6}
         config = transformers.Gemma3TextConfig(**_SHAPE, **layers, query_pre_attn_scalar=32)

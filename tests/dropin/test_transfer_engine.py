@@ -128,6 +128,9 @@ def test_without_a_token_or_twice_it_is_not_initialised(
 ) -> None:
     monkeypatch.setenv("MOONCACHE_CLUSTER_STATE_DIR", str(tmp_path / "nowhere"))
     engine = module.TransferEngine()
+    asked = [name for name in module.__all__ if name.startswith("SUPPORT_")]
+    assert len(asked) == 7
+    assert not any(getattr(module, name) for name in asked), "what callers ask before they name a protocol"
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
     assert engine.get_rpc_port() == 0
     assert engine.register_memory(4096, 1) == -1

@@ -15,6 +15,8 @@ from mooncache.accounts.core.usage import WorkClass
 from mooncache.cli import app
 from mooncache.cli.core import cost_text
 from mooncache.errors import PlanInvalid
+from mooncache.kvcache.keys import passport_to_json
+from mooncache.kvcache.passport import Passport
 from mooncache.plan import loading
 from mooncache.prices import example
 from mooncache.prices.core import cost_sums
@@ -22,7 +24,9 @@ from mooncache.prices.core.cost_sums import Played, StoredBytes
 from mooncache.prices.core.hardware import CostSpec, EngineRule
 from mooncache.prices.core.price_book import EngineHour, PriceBook, PricedEngine
 from mooncache.prices.core.request_cost import RequestCost, price_of_request
+from mooncache.prices.engines import engine_hours
 from mooncache.prices.loading import read_prices
+from mooncache.proto.v1 import conductor_pb2 as pb
 from mooncache.simulate import paper_cluster
 from mooncache.simulate.description import to_toml
 from mooncache.simulate.profile import LLAMA3_70B_8XA800
@@ -161,6 +165,50 @@ def test_engines_are_priced_by_rules_then_by_their_ranks_then_by_processors() ->
     assert book.engine_hour(PricedEngine("h", "hf")) == EngineHour(0.4, "processors", assumed=True)
     assert PriceBook().engine_hour(PricedEngine("v", "vllm", 1)).price is None
     assert PriceBook().engine_hour(PricedEngine("h", "hf")).price is None
+
+
+def test_an_engine_is_priced_by_its_processes_and_not_by_the_parts_of_its_blocks() -> None:
+    """Blocks in eight parts, for engines of up to eight ranks; the processes are those that the worker registered."""
+    passport = Passport(
+        weights_digest="w",
+        config_digest="c",
+        tokenizer_digest="t",
+        engine="e",
+        kv_dtype="d",
+        kv_layout="l",
+        block_tokens=32,
+        tp_size=8,
+        pp_size=2,
+    )
+    parts: dict[str, Any] = {"engine": "vllm", "passport_json": passport_to_json(passport)}
+    hours = engine_hours(
+        [
+            pb.Instance(instance_id="two", stages=1, ranks=2, replicas=1, **parts),
+            pb.Instance(instance_id="copies", stages=2, ranks=1, replicas=3, **parts),
+            pb.Instance(instance_id="former", **parts),
+            pb.Instance(instance_id="no pool", engine="sglang", ranks=4),
+            pb.Instance(instance_id="unknown", engine="sglang"),
+        ],
+        BOOK,
+    )
+    gpu = BOOK.gpu_node[0].price_per_hour / BOOK.gpu_node[0].gpus
+    assert {name: round((hour.price or 0) / gpu) for name, hour in hours.items()} == {
+        "two": 2,
+        "copies": 6,
+        "former": 16,
+        "no pool": 4,
+        "unknown": 1,
+    }
+    assert [name for name, hour in hours.items() if hour.assumed] == ["unknown"]
+    assert hours["copies"].replica_price == pytest.approx(2 * gpu)
+
+
+def test_a_prompt_is_computed_by_one_replica_and_the_batch_is_that_of_all() -> None:
+    two = {name: hour._replace(replicas=2) for name, hour in HOURS.items()}
+    alone, cost = priced(), price_of_request(record(), BOOK, two)
+    assert (cost.prefill, cost.decode) == (pytest.approx(alone.prefill / 2), alone.decode)
+    assert cost.saved is not None
+    assert cost.saved.total == pytest.approx((5 - 2) * 0.001 / 2 - cost.network)
 
 
 def test_the_printed_book_is_read_by_cost_and_by_plan(tmp_path: Path) -> None:

@@ -91,6 +91,21 @@ def test_what_the_server_says_of_itself() -> None:
     assert adapter().facts(None, ["no", "object"], "").engine_version == ""
 
 
+@pytest.mark.parametrize(
+    ("info", "size"),
+    [
+        ({"tp_size": 4, "pp_size": 2, "dp_size": 3}, (2, 4, 3)),
+        # Its ranks divide the requests of one model.
+        ({"tp_size": 4, "pp_size": 1, "dp_size": 4, "enable_dp_attention": True}, (1, 4, 1)),
+        ({"tp_size": "4"}, (0, 0, 0)),
+        (None, (0, 0, 0)),
+    ],
+)
+def test_the_size_of_an_engine_is_that_of_its_server(info: object, size: tuple[int, int, int]) -> None:
+    facts = adapter().facts({}, info, "")
+    assert (facts.stages, facts.ranks, facts.replicas) == size
+
+
 def test_the_passport_is_that_of_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mooncache import tiny_model
     from mooncache.kvcache.passport_file import write_passport

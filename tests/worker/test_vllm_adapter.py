@@ -16,7 +16,10 @@ from mooncache.kvcache.leg_hint import LegHint, LegRole
 from mooncache.worker.adapters import vllm
 from mooncache.worker.adapters.base import option
 from mooncache.worker.adapters.vllm import VllmAdapter, why_refused
+from mooncache.worker.core.facts import facts_from_file, merged
 from tests.worker.test_engine_guard import launch
+
+DIGESTS = ("weights_digest", "config_digest", "tokenizer_digest", "engine", "kv_dtype", "kv_layout")
 
 
 def arguments_of(folder: Path, **settings: Any) -> list[str]:
@@ -110,6 +113,37 @@ def test_an_attached_vllm_orders_by_priority_only_where_its_operator_says_so(
     url = "http://127.0.0.1:8100"
     config = load(env={}, overrides={"worker.attach_url": url, "vllm.extra_args": arguments})
     assert VllmAdapter(config).orders_by_priority == orders
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [
+        ((), (1, 1, 1)),
+        (("--tensor-parallel-size", "4", "--pipeline_parallel_size=2"), (2, 4, 1)),
+        (("-tp", "2", "-pp", "3", "-dp", "4"), (3, 2, 4)),
+        (("-tp", "2", "-pcp", "2"), (1, 4, 1)),
+        (("--tensor-parallel-size", "2", "--decode-context-parallel-size", "2"), (1, 2, 1)),
+        (("-dp", "4", "--data-parallel-rank", "1"), (1, 1, 1)),
+        (("-dp", "8", "--data-parallel-hybrid-lb", "-dpl=2"), (1, 1, 2)),
+        (("-tp", "two"), (1, 1, 1)),
+    ],
+)
+def test_the_size_of_an_engine_is_that_of_its_command_line(
+    arguments: tuple[str, ...], size: tuple[int, int, int]
+) -> None:
+    facts = VllmAdapter(load(env={}, overrides={"vllm.extra_args": arguments})).facts({}, {}, "")
+    assert (facts.stages, facts.ranks, facts.replicas) == size
+
+
+def test_what_the_engine_says_of_its_size_counts_more_than_the_command_line() -> None:
+    """An attached engine has a command line that is not known here."""
+    overrides = {"worker.attach_url": "http://127.0.0.1:8100"}
+    by_command = VllmAdapter(load(env={}, overrides=overrides)).facts({}, {}, "")
+    assert (by_command.stages, by_command.ranks, by_command.replicas) == (0, 0, 0)
+    passport = dict.fromkeys(DIGESTS, "x") | {"block_tokens": 32, "tp_size": 8}
+    said = facts_from_file(json.dumps({"passport": passport, "stages": 2, "ranks": 4}))
+    found = merged(said, by_command)
+    assert (found.stages, found.ranks, found.replicas) == (2, 4, 0)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -124,7 +124,7 @@ class ServedModel:
         found = self.prefills.get(kind_of(info))
         if found is None:
             found = self.prefills[kind_of(info)] = PrefillLearner(
-                learning.prefill_prior(info.engine, info.stages)
+                learning.prefill_prior(info.engine, info.size.stages if info.size else 1)
             )
         return found
 
@@ -325,9 +325,8 @@ class ModelBooks:
 
 
 def kind_of(info: InstanceInfo) -> str:
-    """The type of an instance: engines of one kind, version and number of parts compute equally fast."""
-    parts = "" if info.stages == info.ranks == 1 else f"{info.stages}x{info.ranks}"
-    return f"{info.engine} {info.engine_version} {parts}".strip()
+    """The type of an instance: engines of one kind, version and number of processes compute equally fast."""
+    return f"{info.engine} {info.engine_version} {info.size or ''}".strip()
 
 
 _NO_TRANSFERS = TransferLearner()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mooncache import errors
+from mooncache.kvcache.engine_size import EngineSize
 from mooncache.kvcache.instance_load import InstanceLoad
 from mooncache.kvcache.instance_role import InstanceRole
 from mooncache.kvcache.keys import passport_from_json
@@ -60,8 +61,7 @@ class InstanceInfo:
     pool: bool = True
     software_version: str = ""
     engine_token: str = ""  # fingerprint of the cluster token whose key its engine takes
-    stages: int = 1  # of its pipeline
-    ranks: int = 1  # of each stage (tensor parallel)
+    size: EngineSize | None = None  # None: not known
     orders_by_priority: bool = False  # its queue takes requests of a lower `priority` first
 
 

@@ -56,6 +56,7 @@ def read_passport(
     block_count: int,
     state_dir: Path,
     *,
+    block_tokens: int,
     chat_template: str = "",
     groups: str = "",
 ) -> Passport:
@@ -65,6 +66,7 @@ def read_passport(
         config: vLLM's VllmConfig.
         layouts: of the KV tensors by layer, in the order in which a block stores them.
         dtype: type of the KV tensors.
+        block_tokens: of a block of the pool.
         chat_template: see Settings.
         groups: what `layouts` are a part of, when the engine has several groups of KV or a window.
 
@@ -95,7 +97,7 @@ def read_passport(
         engine=f"vllm-{check_version()}/{attention_backend(config)}",
         kv_dtype=f"{dtype}/{config.cache_config.cache_dtype}",
         kv_layout=f"{len(described)}:" + ",".join(_runs(described)) + (f";{groups}" if groups else ""),
-        block_tokens=config.cache_config.block_size,
+        block_tokens=block_tokens,
         tp_rank=tp_rank,
         tp_size=parallel.tensor_parallel_size,
         pp_rank=pp_rank,
@@ -128,6 +130,17 @@ def ranks(config: Any) -> tuple[int, int]:
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
     return get_tp_group().rank_in_group, get_pp_group().rank_in_group
+
+
+def engine_size(config: Any) -> dict[str, int]:
+    """Of one copy of the model, as the hand-over file says it: stages, and processes of each. A context that several
+    ranks compute has more processes; one that several ranks only keep has not."""
+    parallel = config.parallel_config
+    context = int(getattr(parallel, "prefill_context_parallel_size", 1))
+    return {
+        "stages": int(parallel.pipeline_parallel_size),
+        "ranks": int(parallel.tensor_parallel_size) * context,
+    }
 
 
 def shard_of(config: Any) -> int:

@@ -141,6 +141,7 @@ def read_passports(
 ) -> list[Passport]:
     """Of each group of KV cache, or of each part. Raises MooncacheError: the model's files cannot be read."""
     layout = layout_of if parts is None else part_layout
+    of_groups = by_group if parts is not None else [by_group[member] for member in groups.members]
     found = [
         read_passport(
             config,
@@ -148,10 +149,11 @@ def read_passports(
             str(next(iter(tensors.values())).dtype).removeprefix("torch."),
             block_count,
             settings.state_dir,
+            block_tokens=groups.block_tokens,
             chat_template=settings.chat_template,
             groups=described(group, by_group, groups),
         )
-        for group, tensors in enumerate(by_group)
+        for group, tensors in enumerate(of_groups)
     ]
     if parts is None:
         return found

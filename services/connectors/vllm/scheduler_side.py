@@ -82,8 +82,8 @@ class SchedulerSide:
         """
         self._settings = settings
         self._link = link
-        self._block_tokens = block_tokens
         self._groups = groups or KvGroups(block_tokens)
+        self._block_tokens = self._groups.block_tokens
         self._may_cut = may_cut
         self._break_even: BreakEven | None = None
         self._shadow: ShadowSampler | None = None
@@ -325,7 +325,8 @@ class SchedulerSide:
     def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
         """Answer vLLM's `update_state_after_alloc`."""
         if tokens > 0:
-            transfer = self._book.allocated(request.request_id, blocks.get_block_ids(), tokens)
+            tables = self._groups.tables(blocks.get_block_ids())
+            transfer = self._book.allocated(request.request_id, tables, tokens)
             if transfer is not None:
                 self._loads.append(traced(transfer, request))
                 if transfer.awaited:
@@ -375,9 +376,8 @@ class SchedulerSide:
         table = state.get_block_ids(request.request_id) if state is not None else None
         if table is None:
             return None
-        transfer = self._book.plan_save(
-            request.request_id, request.all_token_ids, computed, table, self._pins_left()
-        )
+        name, tables = request.request_id, self._groups.tables(table)
+        transfer = self._book.plan_save(name, request.all_token_ids, computed, tables, self._pins_left())
         self._pin(transfer)
         return transfer
 
@@ -464,9 +464,8 @@ class SchedulerSide:
         if self.usable and completed(request) and block_ids and all(block_ids):
             # Tokens of steps that were under way when their keys could not be known yet.
             computed = min(request.num_tokens - 1, request.num_computed_tokens)
-            transfer = self._book.plan_save(
-                name, request.all_token_ids, computed, block_ids, self._pins_left()
-            )
+            tables = self._groups.tables(block_ids)
+            transfer = self._book.plan_save(name, request.all_token_ids, computed, tables, self._pins_left())
             if transfer is not None and self._pool is not None:
                 self._pin(transfer)
                 self._finish_saves.append(transfer)

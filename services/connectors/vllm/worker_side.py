@@ -25,6 +25,7 @@ from mooncache.connectors.vllm.core.layer_hooks import replays_full_graphs, why_
 from mooncache.connectors.vllm.core.refusals import PoolRefusal, Uncached, said
 from mooncache.connectors.vllm.core.request import BlockTransfer
 from mooncache.connectors.vllm.engine_passport import (
+    engine_size,
     engine_version,
     in_memory,
     shard_of,
@@ -139,7 +140,8 @@ class WorkerSide:
             self._as_loaded = self._fingerprint_of_files(self._parts)
         self._reads = Uncached.KV_LAYOUT
         memories = [block_memory(list(tensors.values()), count) for tensors in by_group]
-        self._block_bytes = sum(memory.block_bytes for memory in memories)
+        members = self._groups.members if self._parts is None else range(len(memories))
+        self._block_bytes = sum(memories[member].block_bytes for member in members)
         self._passports = tuple(map(passport_to_json, passports))
         passport = passports[self._groups.lead]
         self._shard = shard_of(self._config)
@@ -150,6 +152,7 @@ class WorkerSide:
             "engine_version": engine_version(),
             "max_model_tokens": int(self._config.model_config.max_model_len),
             "pool": self._connect is not None,
+            **engine_size(self._config),
         }
         if self._connect is None:
             path = self._settings.passport_path
@@ -366,7 +369,8 @@ class WorkerSide:
         if self._parts is not None:
             return self._parts.spread(job, transfer.keys, place)
         if self._grouped is not None:
-            job = replace(job, blocks=tuple(map(place, transfer.groups, job.blocks)))
+            members = map(self._groups.members.__getitem__, transfer.groups)
+            job = replace(job, blocks=tuple(map(place, members, job.blocks)))
         return replace(job, keys=tuple(split_keys(transfer.keys[self._shard])))
 
     def received(self, *, idle: bool) -> Received:

@@ -25,7 +25,8 @@ class PricedEngine(NamedTuple):
 
     instance_id: str
     engine: str  # "vllm", "hf", ...
-    ranks: int | None = None  # processes of one replica, by its passport; None: it has none
+    processes: int | None = None  # of all its replicas; None: not known
+    replicas: int = 1  # data parallel copies of the model
 
 
 class EngineHour(NamedTuple):
@@ -34,6 +35,12 @@ class EngineHour(NamedTuple):
     price: float | None
     basis: str
     assumed: bool = False  # neither a rule of the book nor the registration says what it runs on
+    replicas: int = 1  # data parallel copies of the model: each computes prompts of its own
+
+    @property
+    def replica_price(self) -> float | None:
+        """What computes one prompt, for an hour."""
+        return None if self.price is None else self.price / self.replicas
 
 
 class PriceBook(Table):
@@ -80,12 +87,15 @@ class PriceBook(Table):
 
     def engine_hour(self, engine: PricedEngine) -> EngineHour:
         """The price of one instance for an hour."""
+        return self._engine_hour(engine)._replace(replicas=max(1, engine.replicas))
+
+    def _engine_hour(self, engine: PricedEngine) -> EngineHour:
         for rule in self.cost.engine:
             if fnmatchcase(engine.instance_id, rule.instances):
                 return self._gpus(rule.gpus, rule.machine) if rule.gpus else self._processors(assumed=False)
         if engine.engine == "hf":
             return self._processors(assumed=True)
-        return self._gpus(engine.ranks or 1, "")._replace(assumed=engine.ranks is None)
+        return self._gpus(engine.processes or 1, "")._replace(assumed=engine.processes is None)
 
     def token_prices(self, model: str, work_class: str) -> TokenTariff:
         """What tenants pay for tokens of a model and class; without a rule none has a price."""

@@ -89,12 +89,14 @@ def price_of_request(
     cached = _cached_tokens(record, prompt)
     if cached is None:
         gaps.append("no engine said how much of the prompt was cached")
-    prefill = sum(_money(name, s, engines, gaps) for name, s in work.prefill_s.items())
+    # A prompt is computed by one replica; the batch, of which a request is a share, is that of all of them.
+    one = {name: hour._replace(price=hour.replica_price) for name, hour in engines.items()}
+    prefill = sum(_money(name, s, one, gaps) for name, s in work.prefill_s.items())
     decode = sum(_money(name, s, engines, gaps) for name, s in work.decode_s.items())
     loaded_gb = sum(_number(cache.get("loaded_bytes")) for _, cache in caches) / 1e9
     network = loaded_gb * (book.network_gb or 0.0)
     prefill_s = sum(work.prefill_s.values())
-    saved_s, saved = _saved(expected, work.prefill_s, cached, (prefill, network), engines, record)
+    saved_s, saved = _saved(expected, work.prefill_s, cached, (prefill, network), one, record)
     if saved_s is None and cached:
         gaps.append("what the prompt would have cost without a cache is not known")
     elif saved_s is not None and saved is not None and saved.total < 0:

@@ -160,7 +160,7 @@ LIMIT_KIND_TOKENS_UNDER_WAY: LimitKind
 LIMIT_KIND_MONEY: LimitKind
 
 class Instance(_message.Message):
-    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version", "engine_token", "orders_by_priority")
+    __slots__ = ("instance_id", "incarnation", "role", "state", "engine", "engine_version", "url", "model", "tokenizer_path", "max_model_tokens", "kv_capacity_tokens", "block_tokens", "passport_json", "kv_bytes_per_token", "host_id", "max_sequences", "pool", "software_version", "engine_token", "orders_by_priority", "stages", "ranks", "replicas")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,9 @@ class Instance(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ORDERS_BY_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     incarnation: int
     role: InstanceRole
@@ -201,7 +204,10 @@ class Instance(_message.Message):
     software_version: str
     engine_token: str
     orders_by_priority: bool
-    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ..., engine_token: _Optional[str] = ..., orders_by_priority: _Optional[bool] = ...) -> None: ...
+    stages: int
+    ranks: int
+    replicas: int
+    def __init__(self, instance_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[_Union[InstanceRole, str]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., engine: _Optional[str] = ..., engine_version: _Optional[str] = ..., url: _Optional[str] = ..., model: _Optional[str] = ..., tokenizer_path: _Optional[str] = ..., max_model_tokens: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., block_tokens: _Optional[int] = ..., passport_json: _Optional[str] = ..., kv_bytes_per_token: _Optional[int] = ..., host_id: _Optional[str] = ..., max_sequences: _Optional[int] = ..., pool: _Optional[bool] = ..., software_version: _Optional[str] = ..., engine_token: _Optional[str] = ..., orders_by_priority: _Optional[bool] = ..., stages: _Optional[int] = ..., ranks: _Optional[int] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class InstanceLoad(_message.Message):
     __slots__ = ("waiting", "running", "kv_usage", "ttft_ms", "tbt_ms", "prompt_tokens_total", "output_tokens_total", "local_hit_tokens_total", "pool_hit_tokens_total")

@@ -21,6 +21,7 @@ from mooncache.worker.adapters.base import (
     ranks_without_events,
     section_env,
 )
+from mooncache.worker.core.facts import EngineFacts, digits, merged
 from mooncache.worker.core.load import MetricNames
 
 CONNECTOR = "MooncacheConnector"
@@ -29,6 +30,18 @@ GUARD = "mooncache.runtime.engine_guard.EngineGuard"
 NO_DOMAIN = "none.invalid"
 """A name that no URL can have: `.invalid` is reserved, so that it is never owned."""
 _SCHEDULING = "--scheduling-policy"
+_DATA_PARALLEL = ("--data-parallel-size", "-dp")
+_DATA_PARALLEL_HERE = ("--data-parallel-size-local", "-dpl")
+_OTHERS_BESIDE = frozenset(
+    {
+        "--data-parallel-rank",
+        "-dpn",
+        "--data-parallel-external-lb",
+        "-dpe",
+        "--data-parallel-hybrid-lb",
+        "-dph",
+    }
+)
 _BY_PRIORITY = "priority"
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd")
 _FEW_CORES = 4
@@ -51,6 +64,26 @@ class VllmAdapter(EngineAdapter):
         local_hit_tokens=("vllm:prefix_cache_hits_total",),
         pool_hit_tokens=("vllm:external_prefix_cache_hits_total",),
     )
+
+    def facts(self, models: object, info: object, page: str) -> EngineFacts:
+        known = EngineFacts(
+            stages=self._size("--pipeline-parallel-size", "-pp"),
+            ranks=self._size("--tensor-parallel-size", "-tp")
+            * max(1, self._size("--prefill-context-parallel-size", "-pcp")),
+            replicas=self._size(*(_DATA_PARALLEL_HERE if self._is_one_of_many else _DATA_PARALLEL)),
+        )
+        return merged(super().facts(models, info, page), known)
+
+    @property
+    def _is_one_of_many(self) -> bool:
+        """Whether its command line counts data parallel ranks that are engines, and instances, of their own."""
+        arguments = self.config.vllm.extra_args
+        return any(word.partition("=")[0].replace("_", "-") in _OTHERS_BESIDE for word in arguments)
+
+    def _size(self, *names: str) -> int:
+        """A number of processes by the command line; 0: not known, because the engine was started elsewhere."""
+        said = (digits(option(self.config.vllm.extra_args, name)) for name in names)
+        return next(filter(None, said), 0 if self.config.worker.attach_url else 1)
 
     @property
     def publishes_events(self) -> bool:

@@ -30,6 +30,12 @@ class EngineFacts:
     max_sequences: int = 0
     engine_version: str = ""
     pool: bool = False
+    stages: int = 0
+    """Of its pipeline."""
+    ranks: int = 0
+    """Processes of each stage."""
+    replicas: int = 0
+    """Data parallel copies of the model."""
 
 
 def facts_from_file(text: str) -> EngineFacts:
@@ -55,6 +61,8 @@ def facts_from_file(text: str) -> EngineFacts:
         max_sequences=number(content, "max_sequences"),
         engine_version=version[:128] if isinstance(version, str) else "",
         pool=content.get("pool") is True,
+        stages=number(content, "stages"),
+        ranks=number(content, "ranks"),
     )
 
 
@@ -62,10 +70,10 @@ def facts_from_http(models: object, version: object, cache_config: Mapping[str, 
     """Facts from GET /v1/models, GET /version and the labels of vLLM's cache_config_info."""
     first = _first_model(models)
     found = version.get("version") if isinstance(version, dict) else ""
-    block = _digits(cache_config.get("block_size"))
+    block = digits(cache_config.get("block_size"))
     return EngineFacts(
         block_tokens=block,
-        kv_capacity_tokens=block * _digits(cache_config.get("num_gpu_blocks")),
+        kv_capacity_tokens=block * digits(cache_config.get("num_gpu_blocks")),
         max_model_tokens=number(first, "max_model_len"),
         engine_version=found[:128] if isinstance(found, str) else "",
     )
@@ -74,12 +82,17 @@ def facts_from_http(models: object, version: object, cache_config: Mapping[str, 
 def facts_from_server_info(models: object, info: object) -> EngineFacts:
     """Facts from GET /v1/models and from SGLang's GET /server_info."""
     found = info.get("version") if isinstance(info, dict) else ""
+    # With attention that is data parallel the ranks of one model divide the requests: there is no second copy.
+    divided = isinstance(info, dict) and info.get("enable_dp_attention") is True
     return EngineFacts(
         block_tokens=number(info, "page_size"),
         kv_capacity_tokens=number(info, "max_total_num_tokens"),
         max_model_tokens=number(_first_model(models), "max_model_len") or number(info, "context_length"),
         max_sequences=number(info, "max_running_requests"),
         engine_version=found[:128] if isinstance(found, str) else "",
+        stages=number(info, "pp_size"),
+        ranks=number(info, "tp_size"),
+        replicas=1 if divided else number(info, "dp_size"),
     )
 
 
@@ -102,10 +115,11 @@ def number(content: object, name: str) -> int:
     return value if type(value) is int and 0 <= value <= _NUMBER_MAX else 0
 
 
+def digits(text: str | None) -> int:
+    """A number of up to 15 digits; 0 for any other text."""
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else 0
+
+
 def _first_model(models: object) -> dict[str, object]:
     data = models.get("data") if isinstance(models, dict) else None
     return data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-
-
-def _digits(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 16 else 0

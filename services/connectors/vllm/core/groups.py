@@ -8,6 +8,11 @@ ones. vLLM allocates no memory for the blocks in front of a window or a state, a
 
 A state is there only at borders at which a step of the engine ended: most blocks of such a group do not exist.
 
+vLLM makes the pages of all groups equally large. So where the layers of one group have smaller KV (Gemma 4), its blocks
+have more tokens, and borders are as far apart as the least common multiple of all sizes. A group with several blocks
+between two borders counts here as several groups, its *columns*: the first block behind each border, the second one,
+and so on. Each column has one block between two borders, as every other group.
+
 Block numbers count from the beginning of the prompt; a border lies in front of the block of its number. Presence is one
 byte of 0 or 1 for each block, for each group.
 """
@@ -15,6 +20,7 @@ byte of 0 or 1 for each block, for each group.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -25,6 +31,14 @@ FULL = 0
 """Instead of a window: all tokens before it."""
 STATE_WINDOW = 2
 """Of a recurrent state: a token needs the block of the one before it, as with a window of the two."""
+
+
+class Column(NamedTuple):
+    """Of one of vLLM's groups, which has `of` blocks between two borders, the one at this place."""
+
+    group: int
+    at: int = 0
+    of: int = 1
 
 
 class BlockRange(NamedTuple):
@@ -40,13 +54,16 @@ class KvGroups:
     """The groups of one engine, in vLLM's order.
 
     Attributes:
+        block_tokens: between two borders.
         windows: how many tokens one token of a group looks at, with itself; FULL: all before it.
         states: of each group what its state is, "": it has none; empty: no group has one.
+        columns: what each group is to vLLM; empty: its group of the same number, as all have blocks of one size.
     """
 
     block_tokens: int
     windows: tuple[int, ...] = (FULL,)
     states: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -65,12 +82,29 @@ class KvGroups:
         """The group whose blocks say most of what the pool has of a prompt: gateways make its keys."""
         return self.windows.index(FULL) if FULL in self.windows else 0
 
+    def column(self, group: int) -> Column:
+        """What the group is to vLLM."""
+        return self.columns[group] if self.columns else Column(group)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Of each group its number among vLLM's."""
+        return tuple(self.column(group).group for group in range(len(self)))
+
+    def tables(self, tables: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """The block table of each group, from those of vLLM's groups."""
+        if not self.columns:
+            return tables
+        return [tables[column.group][column.at :: column.of] for column in self.columns]
+
     def first_needed(self, group: int, border: int) -> int:
         """The first block that the group needs for the token behind `border`."""
         window = self.windows[group]
         if window == FULL:
             return 0
-        return max(0, border * self.block_tokens - window + 1) // self.block_tokens
+        column = self.column(group)
+        first = max(0, border * self.block_tokens - window + 1) // (self.block_tokens // column.of)
+        return -((column.at - first) // column.of)  # of the column's blocks: rounded up
 
     def needed(self, first: int, border: int) -> list[BlockRange]:
         """What has to be loaded to go on at `border`, when the engine has what each group needs at `first`."""
@@ -120,10 +154,29 @@ class KvGroups:
 
 
 def groups_of(cache_config: Any, block_tokens: int) -> KvGroups:
-    """The groups of vLLM's KVCacheConfig, of an engine that `refusals.of_engine` lets use the pool."""
+    """The groups of vLLM's KVCacheConfig, of an engine that `refusals.of_engine` lets use the pool.
+
+    Args:
+        block_tokens: of an engine with one group.
+    """
     specs = [group.kv_cache_spec for group in cache_config.kv_cache_groups]
+    columns: tuple[Column, ...] = ()
+    if len(specs) > 1:
+        sizes = [spec.block_size for spec in specs]
+        block_tokens = math.lcm(*sizes)
+        if len(set(sizes)) > 1:
+            columns = columns_of(sizes)
+            specs = [specs[column.group] for column in columns]
     states = tuple(_state(spec) for spec in specs)
-    return KvGroups(block_tokens, tuple(map(window_of, specs)), states if any(states) else ())
+    return KvGroups(block_tokens, tuple(map(window_of, specs)), states if any(states) else (), columns)
+
+
+def columns_of(sizes: Sequence[int]) -> tuple[Column, ...]:
+    """The columns of groups whose blocks have so many tokens."""
+    border = math.lcm(*sizes)
+    return tuple(
+        Column(group, at, border // size) for group, size in enumerate(sizes) for at in range(border // size)
+    )
 
 
 def described(group: int, layers: Sequence[Iterable[str]], groups: KvGroups) -> str:
@@ -132,12 +185,15 @@ def described(group: int, layers: Sequence[Iterable[str]], groups: KvGroups) -> 
     KV of equal shape may mean other layers, or be complete for another window.
 
     Args:
-        layers: the names of each group's layers.
+        layers: the names of the layers of each of vLLM's groups.
     """
     if groups.is_plain:
         return ""
     kinds = ["full" if window == FULL else f"window {window}" for window in groups.windows]
     kinds = [state or kind for kind, state in zip_longest(kinds, groups.states, fillvalue="")]
+    if groups.columns:
+        kinds = [f"{kind} {at + 1} of {of}" for kind, (_, at, of) in zip(kinds, groups.columns, strict=True)]
+        layers = [layers[member] for member in groups.members]
     all_groups = "/".join(f"{kind}:{','.join(names)}" for kind, names in zip(kinds, layers, strict=True))
     digest = hashlib.sha256(all_groups.encode()).hexdigest()[:_DIGEST_CHARS]
     return f"group {group} of {len(groups)}, {digest}"

@@ -6,15 +6,18 @@ the reason in a request's cache report, from where `mooncache why` has it. No re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
-from mooncache.connectors.vllm.core.groups import is_state, parts_of
+from mooncache.connectors.vllm.core.groups import columns_of, is_state, parts_of
 
 _WINDOW: Final = "SlidingWindowSpec"
+COLUMNS_MAX: Final = 64
+"""Blocks of all groups between two borders: each has a key of its own, and is asked for."""
 REASON_CHARS_MAX: Final = 256
 """Of a cache report's reason; longer ones are not taken (kvcache/leg_hint.py)."""
 
@@ -143,11 +146,16 @@ def _of_states(cache_config: Any, kinds: Sequence[str]) -> PoolRefusal | None:
 
 
 def _of_groups(groups: Sequence[Any], block_tokens: int, kinds: Sequence[str]) -> PoolRefusal | None:
-    """Why groups, or a window, cannot be shared: each border has to be one of all groups, and all that is needed there
-    has to lie in blocks that are saved."""
-    sizes = sorted({group.kv_cache_spec.block_size for group in groups})
-    if sizes != [block_tokens]:
-        why = f"with blocks of {', '.join(map(str, sizes))} tokens, and not all of {block_tokens}"
+    """Why groups, or a window, cannot be shared: borders of all groups have to come often enough, and all that is
+    needed there has to lie in blocks that are saved."""
+    sizes = [group.kv_cache_spec.block_size for group in groups]
+    named = f"with blocks of {', '.join(map(str, sorted(set(sizes))))} tokens"
+    if len(sizes) == 1 and sizes != [block_tokens]:
+        why = f"{named}, and not of {block_tokens}"
+    elif len(set(sizes)) > 1 and any(is_state(group.kv_cache_spec) for group in groups):
+        why = f"{named}, and recurrent states"
+    elif (columns := len(columns_of(sizes))) > COLUMNS_MAX:
+        why = f"{named}, which end together every {math.lcm(*sizes)} tokens only: {columns} of them lie in between"
     elif any(group.is_eagle_group for group in groups):
         why = "of which one has layers of a draft model that looks ahead"
     elif any(not group.enable_kv_transfer or group.host_resident for group in groups):
