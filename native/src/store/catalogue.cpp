@@ -209,8 +209,23 @@ void Catalogue::clear(uint32_t slot) {
   word(record_of(slot).seal).store(0, std::memory_order_release);
 }
 
+void Catalogue::purge(uint32_t slot) {
+  Record& kept = record_of(slot);
+  word(kept.seal).store(seal_of(slot, Kept::kPurged, kept.content), std::memory_order_release);
+}
+
 void Catalogue::note_use(uint32_t slot, uint64_t tick, uint8_t queue, uint16_t writer) {
   word(record_of(slot).use).store(use_of(tick, queue, writer), std::memory_order_relaxed);
+}
+
+// Between the stores its time is unknown: a recall of the former writer, or of this one, takes it whatever
+// the time.
+void Catalogue::set_origin(uint32_t slot, uint64_t tick, uint8_t queue, uint16_t writer, uint32_t written_s) {
+  Record& kept = record_of(slot);
+  const std::atomic_ref<uint32_t> written(kept.content.written_s);
+  written.store(0, std::memory_order_relaxed);
+  word(kept.use).store(use_of(tick, queue, writer), std::memory_order_release);
+  written.store(written_s, std::memory_order_release);
 }
 
 void Catalogue::set_writer(uint16_t number, uint64_t id) {
@@ -230,9 +245,11 @@ Catalogue::Found Catalogue::read(uint32_t slot) const {
   if (seal == 0) return found;
   found.record = kept.content;
   found.kind = Kept::kDamaged;
-  const bool committed = static_cast<uint32_t>(seal) == static_cast<uint32_t>(Kept::kCommitted);
-  const Kept said = committed ? Kept::kCommitted : Kept::kReserved;
-  if (seal == seal_of(slot, said, found.record)) found.kind = said;
+  for (const Kept said : {Kept::kCommitted, Kept::kReserved, Kept::kPurged}) {
+    if (static_cast<uint32_t>(seal) == static_cast<uint32_t>(said) &&
+        seal == seal_of(slot, said, found.record))
+      found.kind = said;
+  }
   const uint64_t use = word(kept.use).load(std::memory_order_relaxed);
   found.tick = use >> 1 & kMaxTick;
   found.queue = use & 1u;

@@ -3,6 +3,7 @@
 // A record becomes valid by one store of its seal, a checksum of everything that the seal stands for. So a
 // process that is killed at any moment leaves the former state of a record, or the next one:
 //   none -> reserved (a client may write the extent) -> committed (a block) -> none
+// and each of them may become purged (no block, its bytes are still to be overwritten) before it is none.
 // The owner calls commit() behind the last byte of a block, and clear() before anything else can use its
 // memory. What a former process left is input like any other: adopt() and read() believe nothing.
 // Not thread-safe for one slot: the lock of its shard guards it.
@@ -32,7 +33,8 @@ struct CatalogueShape {
   std::vector<uint64_t> arena_bytes;
 };
 
-enum class Kept : uint8_t { kEmpty = 0, kReserved = 1, kCommitted = 2, kDamaged = 3 };
+// Former versions take a purged record for a damaged one: they give its memory free as it is.
+enum class Kept : uint8_t { kEmpty = 0, kReserved = 1, kCommitted = 2, kDamaged = 3, kPurged = 4 };
 
 struct KeptRecord {
   Key key;
@@ -71,9 +73,14 @@ class Catalogue {
   void commit(uint32_t slot, uint32_t crc, uint64_t generation, uint64_t committed_ms,
               uint32_t written_s = 0);
   void clear(uint32_t slot);
+  // What was reserved or committed here, also if it was cleared since. The caller overwrites its bytes, then
+  // calls clear().
+  void purge(uint32_t slot);
   // How warm a block is, and the number of its writer. A hint, which no seal covers; former versions take the
   // writer for a part of the tick.
   void note_use(uint32_t slot, uint64_t tick, uint8_t queue, uint16_t writer = 0);
+  // A committed block's writer is another one from now on.
+  void set_origin(uint32_t slot, uint64_t tick, uint8_t queue, uint16_t writer, uint32_t written_s);
   // The id behind a writer's number, 0: none. Behind the header, where former versions have zeros.
   void set_writer(uint16_t number, uint64_t id);
   uint64_t writer(uint16_t number) const;

@@ -358,7 +358,7 @@ void Store::Core::announce_end(const BlockEntry& entry, RemoveReason reason) {
 
 void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
   BlockEntry& entry = shard.entries[index];
-  if (catalogue.is_open()) catalogue.clear(slot_of(shard, index));
+  end_record(slot_of(shard, index), entry);
   if (entry.linked != 0) unlink(shard, index);
   if (entry.retained_until_ms != 0) {
     entry.retained_until_ms = 0;
@@ -379,18 +379,22 @@ void Store::Core::hide(Shard& shard, uint32_t index, RemoveReason reason) {
   }
   entry.state = State::kZombie;
   entry.removed = reason == RemoveReason::kRemoved ? 1 : 0;
+  if (entry.demoting != 0) shard.leaving.push_back(index);
   ++shard.count.zombies;
 }
 
 // The order matters: first the catalogue (no later process adopts it), then the generation (one-sided readers
-// of the old block now fail), then the memory.
+// of the old block now fail), then the memory. A purged block's record stays until its bytes are overwritten.
 void Store::Core::free_entry(Shard& shard, uint32_t index) {
   BlockEntry& entry = shard.entries[index];
   const uint32_t slot = slot_of(shard, index);
-  if (catalogue.is_open()) catalogue.clear(slot);
+  end_record(slot, entry);
   const uint64_t old = generation(slot);
   set_generation(slot, old % 2 == 0 ? old + 1 : old + 2);
-  if (entry.purged != 0) overwrite(entry);
+  if (entry.purged != 0) {
+    overwrite(entry);
+    if (catalogue.is_open()) catalogue.clear(slot);
+  }
   tenants.give_back(entry.tenant, entry.size);
   own(entry, 0);
   give_back({entry.arena, entry.next, entry.offset});
@@ -419,6 +423,8 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
     const WriterNumber number = writers.open({came_up->origin.writer, {}, {}, 0});
     own(entry, number);
     writers.release(number);
+    // Before it is a block: from then on a recall has to find it.
+    if (catalogue.is_open()) catalogue.note_use(slot_of(shard, index), 0, 0, number);
   }
   entry.written_s = from_disk ? came_up->origin.written_s : now_written_s();
   if (recalls.covers(from_disk ? came_up->origin.writer : writers.id_of(entry.writer), entry.written_s)) {

@@ -129,6 +129,10 @@ struct Store::Core {
   void touch(Shard& shard, uint32_t entry, uint64_t now_ms, bool in_chain);
   void hide(Shard& shard, uint32_t entry, RemoveReason reason);  // visible -> zombie or free
   void free_entry(Shard& shard, uint32_t entry);
+  // No later process adopts it as a block.
+  void end_record(uint32_t slot, const BlockEntry& entry) {
+    if (catalogue.is_open()) entry.purged != 0 ? catalogue.purge(slot) : catalogue.clear(slot);
+  }
   void end_reservation(Shard& shard, uint32_t entry);
   struct CameUp {
     uint64_t since_ms = 0;
@@ -208,6 +212,8 @@ struct Store::Core {
   Status keep_files();  // sets apart what the next process adopts
   void adopt_blocks();
   uint32_t adopting_threads() const;
+  // No block of a former process lies there: who still reads one has to see that.
+  void end_former(uint32_t slot);
   std::optional<Candidate> read_record(uint32_t slot, const store::CatalogueShape& own) const;
   void read_slots(uint64_t next, uint64_t end, Part& part);
   std::vector<Candidate> read_catalogue(std::vector<Part>& parts);
@@ -244,6 +250,9 @@ struct Store::Core {
   bool take_cold_block(Shard& shard, uint32_t entry, double chance, ColdLimits& limits,
                        std::vector<store::disk::ColdBlock>& out);
   void end_demotion(uint32_t slot, store::disk::Demotion end);
+  // What memory evicted while a disk was about to copy it is found by nothing until the disk has it: it does
+  // not arrive there. False: there is none. The shard is locked.
+  bool end_leaving(Shard& shard, TenantId tenant, const Key& key);
   using Visit = std::function<void(Tier, TenantId, const Key&, uint64_t size, uint32_t hits)>;
   // `hidden`: also what no get finds there.
   uint64_t walk_disks(uint64_t cursor, uint32_t limit, const Visit& visit, bool hidden = false);

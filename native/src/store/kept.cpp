@@ -4,12 +4,12 @@
 // record names, and no other record claims a byte of it. Its own bytes are compared with their checksum at
 // every read, as always, and once in the background.
 // An extent that was reserved when the former process ended may still be written by a client that has the
-// arena mapped. It is no block, and it stays reserved: the writable descriptors of each process hold a lock
-// of the kernel's that lasts as long as any descriptor or mapping that came from them. When that lock is gone
-// no client can write, and the extent is free. Devices cannot write by then:
-// who lends the descriptors waits until the former process is gone, and its registrations with it.
-// Clients wait meanwhile, so several threads adopt: each reads a part of the catalogue, and then has some of
-// the shards for itself.
+// arena mapped. So may one whose bytes were to be overwritten. It is no block, and it stays reserved: the
+// writable descriptors of each process hold a lock of the kernel's that lasts as long as any descriptor or
+// mapping that came from them. When that lock is gone no client can write, and the extent is free,
+// overwritten first if it was purged. Devices cannot write by then: who lends the descriptors waits until the
+// former process is gone, and its registrations with it. Clients wait meanwhile, so several threads adopt:
+// each reads a part of the catalogue, and then has some of the shards for itself.
 #include <algorithm>
 #include <chrono>
 #include <exception>
@@ -34,6 +34,7 @@ struct Store::Core::Candidate {
   uint32_t node = kNone;
   bool committed = false;
   bool refused = false;
+  bool purged = false;
   uint8_t queue = 0;
   uint64_t end() const { return uint64_t{offset} + quanta; }
   static bool lies_before(const Candidate& a, const Candidate& b) {
@@ -147,6 +148,7 @@ std::optional<Store::Core::Candidate> Store::Core::read_record(uint32_t slot,
   Candidate candidate;
   candidate.slot = slot;
   candidate.committed = found.kind == Kept::kCommitted;
+  candidate.purged = found.kind == Kept::kPurged;
   const uint64_t current = generation(slot);
   candidate.refused = found.kind == Kept::kDamaged ||
                       *wrong_with(record, own, config.max_block_bytes) != '\0' ||
@@ -161,19 +163,28 @@ std::optional<Store::Core::Candidate> Store::Core::read_record(uint32_t slot,
   return candidate;
 }
 
-// Slots [next, end), by place in the arenas.
+void Store::Core::end_former(uint32_t slot) {
+  const uint64_t current = generation(slot);
+  if (current % 2 == 0 && current != 0) set_generation(slot, current + 1);
+}
+
+// Slots [next, end), by place in the arenas. A block that was removed while it was read, or a moment before
+// the end, has no record and still its generation.
 void Store::Core::read_slots(uint64_t next, uint64_t end, Part& part) {
   const store::CatalogueShape own = shape();
   while (next < end) {
     const auto range = catalogue.next_used(next);
     for (uint64_t slot = std::max(next, range.begin); slot < std::min(range.end, end); ++slot) {
       const std::optional<Candidate> candidate = read_record(static_cast<uint32_t>(slot), own);
-      if (candidate && candidate->refused) {
+      if (candidate && !candidate->refused) {
+        part.candidates.push_back(*candidate);
+        continue;
+      }
+      if (candidate) {
         catalogue.clear(candidate->slot);
         ++part.refused;
-      } else if (candidate) {
-        part.candidates.push_back(*candidate);
       }
+      end_former(static_cast<uint32_t>(slot));
     }
     next = std::max(range.end, next + 1);
   }
@@ -223,6 +234,7 @@ void Store::Core::adopt_extents(std::vector<Candidate>& candidates) {
   std::erase_if(candidates, [&](const Candidate& candidate) {
     if (!candidate.refused) return false;
     catalogue.clear(candidate.slot);
+    end_former(candidate.slot);
     ++kept.found.refused;
     return true;
   });
@@ -281,6 +293,7 @@ bool Store::Core::adopt_entry(const Candidate& candidate, uint64_t tick, Part& p
     const uint64_t current = generation(candidate.slot);
     part.tenants[entry.tenant].bytes += entry.size;
     entry.state = State::kReserved;
+    entry.purged = candidate.purged ? 1 : 0;
     if (current % 2 == 0) set_generation(candidate.slot, current + 1);
     reserved_bytes.fetch_add(extent_bytes(entry.size), std::memory_order_relaxed);
     ++shard.count.reservations;

@@ -113,8 +113,8 @@ Code Store::set_origin(TenantId tenant, const Key& key, const Origin& origin) {
       entry.written_s = origin.written_s;
       core_->writers.appeared(entry.writer, entry.size, entry.written_s);
       if (core_->catalogue.is_open()) {
-        core_->catalogue.note_use(core_->slot_of(shard, index), entry.tick, static_cast<uint8_t>(entry.queue),
-                                  entry.writer);
+        core_->catalogue.set_origin(core_->slot_of(shard, index), entry.tick,
+                                    static_cast<uint8_t>(entry.queue), entry.writer, entry.written_s);
       }
       code = Code::kOk;
     }
@@ -150,7 +150,9 @@ uint64_t Store::Core::recall_page(const RecallRequest& request, uint64_t cursor,
   const uint32_t end = writer == 0 ? 0 : std::min(shard.entries.size(), at + kLooksPerLock);
   for (; at < end && out.size() < kRecalledPerPage; ++at) {
     BlockEntry& entry = shard.entries[at];
-    if (entry.state == State::kFree || entry.state == State::kZombie || entry.writer != writer) continue;
+    if (entry.state == State::kFree || entry.writer != writer) continue;
+    // One that was evicted while a disk copies it arrives there, unless it is removed.
+    if (entry.state == State::kZombie && (entry.demoting == 0 || entry.removed != 0)) continue;
     if (entry.state == State::kReserved) {
       // Not written yet: its commit fails, when it would have come in the recalled time.
       if (!request.covers(now_written_s())) continue;

@@ -111,6 +111,7 @@ struct alignas(64) Shard {
     bool operator>(const RetentionEnd& other) const { return at_ms > other.at_ms; }
   };
   std::vector<RetentionEnd> retention_ends;
+  std::vector<uint32_t> leaving;  // entries that are zombies while a disk copies them: at most what it took
   ShardCounters count;
 };
 

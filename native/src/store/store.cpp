@@ -301,6 +301,7 @@ Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_
     const bool of_others = !on_disk && core_->is_others(tenant, key);
     const bool retained = !force && ((index != kNone && shard.entries[index].retained_until_ms > now_ms) ||
                                      (on_disk && on_disk->pinned_until_ms > now_ms));
+    const bool was_leaving = !retained && core_->end_leaving(shard, tenant, key);
     if (core_->tier && !retained && core_->tier->remove(tenant, key, std::move(lasts))) at_once = {};
     if (!retained) core_->unlimited.removed(hash);
     if (index == kNone && on_disk) {
@@ -311,7 +312,8 @@ Code Store::remove(TenantId tenant, const Key& key, RemoveReason reason, uint64_
     if (retained || (index == kNone && !on_disk)) {
       if (at_once) at_once();
       if (retained) return Code::kPinned;
-      return of_others ? Code::kOk : Code::kNotFound;  // this node no longer answers with it
+      // This node no longer answers with it.
+      return of_others || was_leaving ? Code::kOk : Code::kNotFound;
     }
   }
   if (at_once) at_once();

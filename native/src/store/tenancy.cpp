@@ -161,7 +161,13 @@ Purged Store::purge(TenantId tenant, uint64_t cursor) {
       const bool held = entry.state != State::kVisible || entry.pins > 0;
       ++(held ? done.held_blocks : done.blocks);
       (held ? done.held_bytes : done.bytes) += entry.size;
-      if (entry.state != State::kVisible) continue;
+      if (entry.state != State::kVisible) {
+        core_->end_record(core_->slot_of(shard, at), entry);
+        if (entry.demoting == 0) continue;
+        entry.removed = 1;
+        keys.push_back(entry.key);  // a disk may have it by now
+        continue;
+      }
       keys.push_back(entry.key);
       core_->unlimited.removed(core_->hash_of(tenant, entry.key));
       core_->hide(shard, at, RemoveReason::kRemoved);

@@ -313,6 +313,17 @@ bool Store::Core::take_cold_block(Shard& shard, uint32_t index, double chance, C
   return true;
 }
 
+bool Store::Core::end_leaving(Shard& shard, TenantId tenant, const Key& key) {
+  bool found = false;
+  for (const uint32_t index : shard.leaving) {
+    BlockEntry& entry = shard.entries[index];
+    if (entry.tenant != tenant || entry.key != key || entry.removed != 0) continue;
+    entry.removed = 1;
+    found = true;
+  }
+  return found;
+}
+
 void Store::Core::end_demotion(uint32_t slot, Demotion end) {
   {
     Shard& shard = shards[slot & shard_mask];
@@ -320,6 +331,7 @@ void Store::Core::end_demotion(uint32_t slot, Demotion end) {
     const uint32_t index = slot >> shard_bits;
     BlockEntry& entry = shard.entries[index];
     entry.demoting = 0;
+    std::erase(shard.leaving, index);
     // It was removed while the disk copied it, and the disk did not know of it yet.
     if (entry.removed != 0 && end == Demotion::kWritten && tier)
       (void)tier->remove(entry.tenant, entry.key, {});

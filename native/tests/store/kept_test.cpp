@@ -10,57 +10,11 @@
 
 #include "store/catalogue.h"
 #include "store/fault_seed.h"
+#include "store/kept_fixture.h"
 #include "store/memfd.h"
-#include "store/store_fixture.h"
 
 namespace mooncache::test {
 namespace {
-
-// The descriptors that a holder would have.
-class Holder {
- public:
-  Holder() = default;
-  Holder(const Holder&) = delete;
-  Holder& operator=(const Holder&) = delete;
-  ~Holder() { drop(); }
-  void keep(const Store& store) {
-    drop();
-    for (const int fd : store.kept().fds) fds_.push_back(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
-  }
-  void drop() {
-    for (const int fd : fds_) ::close(fd);
-    fds_.clear();
-  }
-  const std::vector<int>& fds() const { return fds_; }
-  // A file's bytes: 0 is the catalogue, 1 the generations, then the arenas.
-  std::span<std::byte> bytes(size_t number) {
-    const off_t size = ::lseek(fds_.at(number), 0, SEEK_END);
-    void* at =
-        ::mmap(nullptr, static_cast<size_t>(size), PROT_READ | PROT_WRITE, MAP_SHARED, fds_[number], 0);
-    EXPECT_NE(at, MAP_FAILED);
-    return {static_cast<std::byte*>(at), static_cast<size_t>(size)};
-  }
-
- private:
-  std::vector<int> fds_;
-};
-
-StoreConfig kept_config(uint64_t capacity_bytes, const std::vector<int>& fds = {}) {
-  StoreConfig config = small_config(capacity_bytes);
-  config.keep.enabled = true;
-  config.keep.fds = fds;
-  config.keep.adopting_threads = 3;
-  return config;
-}
-
-bool reads_right(Store& store, uint64_t number, TenantId tenant = kTenant) {
-  const auto pinned = store.acquire(tenant, key_of(number), 0);
-  if (!pinned) return false;
-  const ConstSlice bytes = store.readable(pinned->id);
-  const bool right = holds(bytes, number) && crc32c({bytes.data, bytes.size}) == pinned->info.crc32c;
-  store.release(pinned->id);
-  return right;
-}
 
 class KeptStore : public ::testing::Test {
  protected:
@@ -77,7 +31,7 @@ class KeptStore : public ::testing::Test {
     ASSERT_NE(store_, nullptr);
   }
   std::unique_ptr<Store> store_;
-  Holder holder_;
+  FilesHolder holder_;
 };
 
 TEST_F(KeptStore, CommittedBlocksComeBackAndNothingElse) {
@@ -323,7 +277,7 @@ TEST(KeptCatalogue, RecordsThatOverlapAreRefused) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 100; ++round) {
-    Holder holder;
+    FilesHolder holder;
     auto store = open_store(kept_config(64 * 1024));
     holder.keep(*store);
     const store::CatalogueShape shape{"node",    64,         8, (64 * 1024 / 64 / 8 * 5 / 4 + 64) * 8,
@@ -379,7 +333,7 @@ TEST(KeptStoreKilled, AtAnyMoment) {
   const uint64_t seed = fault_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  Holder holder;
+  FilesHolder holder;
   std::set<uint64_t> expected;
   for (int round = 0; round < 12; ++round) {
     auto store = open_store(kept_config(2 * kMiB, holder.fds()));

@@ -77,7 +77,7 @@ class Sessions {
 };
 
 TEST(Reuse, InvariantsHoldUnderAnyMoves) {
-  for (uint64_t seed = 1; seed <= 12 && !testing::Test::HasFailure(); ++seed) {
+  for (uint64_t seed = 1; seed <= 12 && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Sessions sessions(seed, 5 + seed * 7, {static_cast<uint32_t>(5 + seed), seed % 2 == 0 ? 0u : 40u});
     for (int step = 0; step < 300; ++step) {

@@ -42,7 +42,7 @@ void churn(Store& store, uint64_t seed, int steps, std::atomic<uint64_t>& wrong)
   }
 }
 
-class StoreThreads : public testing::TestWithParam<const char*> {};
+class StoreThreads : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(StoreThreads, ReadersNeverSeeForeignBytes) {
   auto config = small_config(64 * 1024);
@@ -149,7 +149,7 @@ TEST_P(StoreThreads, SnapshotPlusEventsConverges) {
   EXPECT_EQ(real.size(), store->stats().blocks);
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, StoreThreads, testing::Values("2q", "lru", "mooncache"),
+INSTANTIATE_TEST_SUITE_P(Policies, StoreThreads, ::testing::Values("2q", "lru", "mooncache"),
                          [](const auto& policy) { return std::string("policy_") + policy.param; });
 
 }  // namespace
