@@ -323,7 +323,7 @@ class ConductorUnavailable(MooncacheError, code=711, status=GrpcStatus.UNAVAILAB
 
 
 class ConductorSuperseded(MooncacheError, code=713, status=GrpcStatus.FAILED_PRECONDITION):
-    hint = "Another conductor leads now: the order was not carried out; the leader plans it again if needed."
+    hint = "Another conductor leads now, or two do not name each other; the order was not carried out."
 
 
 class AccountsUnavailable(MooncacheError, code=715, status=GrpcStatus.UNAVAILABLE, retryable=True):

@@ -15,7 +15,8 @@ def unchanged(data: bytes) -> bytes:
 
 class Relay:
     """Passes bytes on and keeps them; `up` and `down` may change them. `lose` loses all that comes for connections that
-    are open then, as a firewall that has forgotten them does, or a host that is gone."""
+    are open then, as a firewall that has forgotten them does, or a host that is gone. `cut` loses all that comes, also
+    of new connections, until `heal`; then all that are open are reset."""
 
     def __init__(self, target: str) -> None:
         self._host, _, port = target.rpartition(":")
@@ -25,25 +26,40 @@ class Relay:
         self.down: Change = unchanged
         self.target = ""
         self.opened = self._lost = 0
+        self.is_cut = False
+        self._open: dict[int, asyncio.StreamWriter] = {}
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(self._host, self._port)
         self.opened += 1
         number = self.opened
-        with contextlib.suppress(OSError):
-            await asyncio.gather(
-                self._pass(reader, back, "up", number), self._pass(there, writer, "down", number)
-            )
+        self._open[number] = writer
+        try:
+            with contextlib.suppress(OSError):
+                await asyncio.gather(
+                    self._pass(reader, back, "up", number), self._pass(there, writer, "down", number)
+                )
+        finally:
+            del self._open[number]
 
     def lose(self) -> None:
         self._lost = self.opened
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+    def heal(self) -> None:
+        self.is_cut = False
+        self.lose()
+        for writer in self._open.values():
+            writer.transport.abort()
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str, number: int
     ) -> None:
         try:
             while data := await reader.read(1 << 16):
-                if number <= self._lost:
+                if self.is_cut or number <= self._lost:
                     continue
                 self.seen += data
                 writer.write(getattr(self, way)(data))

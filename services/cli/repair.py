@@ -1,4 +1,4 @@
-"""`mooncache repair status`: whether blocks have their copies, and how far the repair is."""
+"""`mooncache repair status`: whether blocks have their copies, how far the repair is, what moves to emptier nodes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def status(
     json: AsJson = False,
 ) -> int:
     """Show whether blocks have the copies that they should have: what is missing, its rate, how long still.
+
+    Below it: whether blocks move to emptier nodes, because a node came or went.
 
     With --wait the exit code is 0 when nothing is missing, 1 when the time limit came first.
 
@@ -71,6 +73,26 @@ def repair_document(found: master_pb2.GetRepairResponse) -> dict[str, Any]:
         "default_replicas": found.default_replicas,
         "tenant_replicas": dict(sorted(found.tenant_replicas.items())),
         "spread_over": found.spread_over,
+        "rebalance": _rebalance_document(found.rebalance),
+    }
+
+
+def _rebalance_document(found: master_pb2.RebalanceStatus) -> dict[str, Any]:
+    from mooncache.proto.v1 import master_pb2
+
+    return {
+        "state": word_of(master_pb2.RebalanceState, found.state),
+        "wait_s": found.wait_ms / 1000.0,
+        "left_bytes": found.left_bytes,
+        "estimate_s": found.estimate_ms / 1000.0,
+        "bytes_per_s": found.bytes_per_s,
+        "limit_bytes_per_s": found.limit_bytes_per_s,
+        "moved_bytes": found.moved_bytes,
+        "moved_block_count": found.moved_block_count,
+        "skipped_block_count": found.skipped_block_count,
+        "steps_in_flight": found.steps_in_flight,
+        "fullest_percent": found.fullest_percent,
+        "emptiest_percent": found.emptiest_percent,
     }
 
 
@@ -93,7 +115,32 @@ def repair_lines(document: dict[str, Any]) -> list[str]:
         lines.append(
             f"          {document['resting_block_count']} blocks are tried again later: {document['resting_code']}"
         )
+    return [*lines, *_rebalance_lines(document["rebalance"])]
+
+
+def _rebalance_lines(document: dict[str, Any]) -> list[str]:
+    lines = [f"rebalance {_rebalance_text(document)}"]
+    if document["moved_block_count"]:
+        lines.append(
+            f"          since this master leads: {document['moved_block_count']} blocks moved "
+            f"({human_bytes(document['moved_bytes'])}), {document['skipped_block_count']} could not move"
+        )
     return lines
+
+
+def _rebalance_text(document: dict[str, Any]) -> str:
+    fills = f"nodes are {document['emptiest_percent']} to {document['fullest_percent']} % full"
+    match document["state"]:
+        case "at_rest":
+            return f"at rest: {fills}"
+        case "waiting":
+            waits = human_age(document["wait_s"]) if document["wait_s"] else "for a repair or a task"
+            return f"waits {waits}: a node came or went; {fills}"
+        case "moving":
+            return f"{_pace_text(document)}; {fills}"
+        case "off":
+            return "off: the limit is 0"
+    return "not known: the master is of a former version"
 
 
 def _state_text(document: dict[str, Any]) -> str:
@@ -106,6 +153,10 @@ def _state_text(document: dict[str, Any]) -> str:
             return f"waits {human_age(document['wait_s'])} for nodes to come back"
         case "blocked":
             return f"blocked: {human_bytes(document['left_bytes'])} cannot be copied now"
+    return _pace_text(document)
+
+
+def _pace_text(document: dict[str, Any]) -> str:
     return (
         f"{human_bytes(document['left_bytes'])} left, {human_bytes(document['bytes_per_s'])}/s "
         f"of {human_bytes(document['limit_bytes_per_s'])}/s, about {human_age(document['estimate_s'])}"

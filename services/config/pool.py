@@ -68,7 +68,9 @@ class MasterSection(Section):
     repair_bytes_per_s: SizeBytes = 256 << 20
     """Limit on copying blocks that have too few copies, in bytes per second and for the whole pool; 0 copies none."""
     repair_grace_s: DurationS = Field(default=30.0, ge=0, le=86400)
-    """Copies of a lost node's blocks are made when the node has not come back within this time."""
+    """Copies of a lost node's blocks are made when the node has not come back within this time; moves wait as long."""
+    rebalance_bytes_per_s: SizeBytes = 64 << 20
+    """Limit on moving blocks to emptier nodes when nodes came or went, in bytes per second in all; 0 moves none."""
     quarantine_alone_max: int = Field(default=1, ge=0, le=64)
     """Writers that one engine alone may have quarantined at a time; for each further one a second has to agree."""
 

@@ -12,6 +12,7 @@ from typing import Self
 from mooncache.config import MasterSection
 from mooncache.master.core.membership import MembershipRules
 from mooncache.master.core.placement import PlacementRules
+from mooncache.master.core.rebalance_types import RebalanceRules
 from mooncache.master.core.repair_types import RepairRules
 from mooncache.master.core.reports import ReportRules
 from mooncache.master.core.task_types import TaskRules
@@ -25,6 +26,7 @@ class MasterLimits:
     membership: MembershipRules
     placement: PlacementRules
     repair: RepairRules
+    rebalance: RebalanceRules
     reports: ReportRules = field(default_factory=ReportRules)
     tasks: TaskRules = field(default_factory=TaskRules)
     expire_interval_s: float = 0.5  # how often silent nodes are looked for
@@ -53,6 +55,9 @@ class MasterLimits:
                 bytes_per_s=section.repair_bytes_per_s,
                 grace_s=section.repair_grace_s,
                 replicas=section.replicas,
+            ),
+            rebalance=RebalanceRules(
+                bytes_per_s=section.rebalance_bytes_per_s, settle_s=section.repair_grace_s
             ),
             quarantine_alone_max=section.quarantine_alone_max,
         )

@@ -16,6 +16,7 @@ from mooncache.coordination import Coordinator, MasterRecord, make_coordinator
 from mooncache.errors import NodeUnavailable
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
+from mooncache.master.background.rebalance_pool import RebalanceRunner
 from mooncache.master.background.repair_replicas import RepairRunner
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.limits import MasterLimits
@@ -57,6 +58,7 @@ class MasterService(Service):
         self.state: MasterState
         self.tasks: TaskRunner
         self.repairs: RepairRunner
+        self.rebalance: RebalanceRunner
         self._nodes: NodeCalls | None = None
 
     async def build(self) -> RpcTable:
@@ -85,6 +87,7 @@ class MasterService(Service):
         add_gauges(self.metrics, self.state)
         self.tasks = TaskRunner(self.state)
         self.repairs = RepairRunner(self.state)
+        self.rebalance = RebalanceRunner(self.state)
         return master_table(self.state)
 
     async def listening(self) -> None:
@@ -111,7 +114,7 @@ class MasterService(Service):
                 lambda: leadership.follow(self.state, self.coordinator),
                 leadership.FOLLOW_INTERVAL_S,
             ),
-            *master_duties(self.state, self.tasks, self.repairs),
+            *master_duties(self.state, self.tasks, self.repairs, self.rebalance),
         ]
 
     def readiness(self) -> str:
@@ -132,6 +135,7 @@ class MasterService(Service):
         if self._nodes is not None:
             await self.tasks.stop()
             await self.repairs.stop()
+            await self.rebalance.stop()
             await self._nodes.close()
 
 

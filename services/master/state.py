@@ -21,8 +21,10 @@ from mooncache.master.core.directory import Directory
 from mooncache.master.core.membership import Membership, Node, NodeState, Transition
 from mooncache.master.core.peer_latency import PeerLatencies
 from mooncache.master.core.placement import Candidate, Domains
+from mooncache.master.core.rebalance import RebalanceBook
+from mooncache.master.core.rebalance_types import NodeFill
 from mooncache.master.core.repair import RepairBook
-from mooncache.master.core.repair_types import AuditAsk, AuditPage, Targets
+from mooncache.master.core.repair_types import AuditAsk, AuditPage, RepairState, Targets
 from mooncache.master.core.reports import NodeReports, ReportCounters
 from mooncache.master.core.tasks import TaskBook
 from mooncache.master.core.usage import TenantLedger
@@ -175,6 +177,7 @@ class MasterState:
                     self._reports[change.index][1].lose()
                 self.tasks.on_node_gone(change.index, now_s)
             self._tell_repair(change, now_s)
+            self._tell_rebalance(change, now_s)
             if change.after is NodeState.DEAD:
                 self.instruments.node_deaths.inc()
             if change.after is None:
@@ -188,6 +191,12 @@ class MasterState:
             self.repair.on_back(change.index)
         elif change.after is NodeState.DRAINING:
             self.repair.on_leaving()
+
+    def _tell_rebalance(self, change: Transition, now_s: float) -> None:
+        if change.contents_lost:
+            self.rebalance.on_lost(change.index, now_s)
+        elif change.after is NodeState.ACTIVE and change.before is not NodeState.SUSPECT:
+            self.rebalance.on_changed(change.index, now_s)
 
     def completeness(self) -> float:
         """The share of living nodes whose full report has been taken in."""
@@ -246,7 +255,7 @@ class MasterState:
                 node.info.host_id,
                 node.weight,
                 node.index,
-                all(segment.tier != common_pb2.TIER_HBM for segment in node.info.segments),
+                _of_host_memory(node),
                 node.info.domains,
                 node.usage.capacity_bytes,
                 node.free_bytes,
@@ -279,6 +288,30 @@ class MasterState:
         """Look at a part of the directory for copies that are missing or too close."""
         return self.directory.audit(ask, start, entries_max, found_max)
 
+    # --- what the rebalance asks beside that (core.rebalance_types.RebalanceView) ---------------------------
+
+    def fills(self) -> dict[int, NodeFill]:
+        """The nodes between which blocks may move: alive, not draining, of host memory."""
+        return {
+            node.index: NodeFill(
+                node.usage.capacity_bytes, node.usage.used_bytes, node.weight > 0.0, node.info.domains
+            )
+            for node in self.membership.nodes.values()
+            if self.lasting(node.index)
+            and node.complete
+            and node.usage.capacity_bytes
+            and _of_host_memory(node)
+        }
+
+    def wanted_copies(self, tenant: int) -> int:
+        """How many copies a tenant's blocks are to have."""
+        return self.targets().of(tenant)
+
+    def calm(self) -> bool:
+        """Whether neither a repair nor a task is under way."""
+        repairing = self.repair.figures(self.clock.now_s()).state
+        return not self.tasks.active_count and repairing not in (RepairState.WAITING, RepairState.REPAIRING)
+
     def next_change_ms(self, writer_id: int) -> int:
         """When a change of a writer's entry in the quarantine is said to be: now, and behind the one before."""
         known = self.quarantine.entries.get(writer_id)
@@ -305,6 +338,7 @@ class MasterState:
         self.membership.check()
         self.tasks.check()
         self.repair.check()
+        self.rebalance.check()
         for index, ((node_id, _), reports) in self._reports.items():
             node = self.membership.by_index(index)
             assert node is not None, "reports of a node that was forgotten"
@@ -318,4 +352,9 @@ class MasterState:
         self.report_counters = ReportCounters()
         self.tasks = TaskBook(self.limits.tasks, f"t{term}")
         self.repair = RepairBook(self.limits.repair, self.clock.now_s())
+        self.rebalance = RebalanceBook(self.limits.rebalance, self.clock.now_s())
         self._reports: dict[int, tuple[tuple[str, int], NodeReports]] = {}
+
+
+def _of_host_memory(node: Node) -> bool:
+    return all(segment.tier != common_pb2.TIER_HBM for segment in node.info.segments)

@@ -91,6 +91,8 @@ class Event(enum.StrEnum):
     REPAIR_STARTED = "repair.started"  # missing copies are made
     REPAIR_BLOCKED = "repair.blocked"  # copies are missing and cannot be made now; `code` says why
     REPAIR_FINISHED = "repair.finished"  # every block has its copies
+    REBALANCE_STARTED = "rebalance.started"  # blocks move from the fullest nodes to the emptiest
+    REBALANCE_FINISHED = "rebalance.finished"  # nodes are evenly full, or nothing more can move
     BLOCKS_WRONG = "blocks.wrong"  # an engine computed other blocks than the pool held; `writer`, `keys`
     WRITER_QUARANTINED = "writer.quarantined"  # its blocks are removed and refused; `verifiers`, `reason`
     WRITER_RELEASED = "writer.released"  # an operator lifted a quarantine; `writer`

@@ -8,6 +8,7 @@ from typing import Any
 from mooncache.config import MasterSection
 from mooncache.master.core.membership import MembershipRules
 from mooncache.master.core.placement import PlacementRules
+from mooncache.master.core.rebalance_types import RebalanceRules
 from mooncache.master.core.repair_types import RepairRules
 from mooncache.master.limits import MasterLimits
 
@@ -24,3 +25,7 @@ def placement_rules(**changed: Any) -> PlacementRules:
 
 def repair_rules(**changed: Any) -> RepairRules:
     return dataclasses.replace(_LIMITS.repair, **changed)
+
+
+def rebalance_rules(**changed: Any) -> RebalanceRules:
+    return dataclasses.replace(_LIMITS.rebalance, **changed)

@@ -137,10 +137,10 @@ class SimGateway:
         """Know of each end that the gateway hands over to be reported."""
         report = conductor.report
 
-        def noted(request_id: str, said: pb.ReportProgressRequest) -> None:
+        def noted(request_id: str, said: pb.ReportProgressRequest, *, at_once: bool = False) -> None:
             if said.decision_id and said.phase in ENDS:
                 self.ended_decisions.append(said.decision_id)
-            report(request_id, said)
+            report(request_id, said, at_once=at_once)
 
         conductor.report = noted
 

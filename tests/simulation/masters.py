@@ -8,6 +8,7 @@ from mooncache import errors
 from mooncache.coordination import MasterRecord
 from mooncache.master.background import leadership
 from mooncache.master.background.duties import master_duties
+from mooncache.master.background.rebalance_pool import RebalanceRunner
 from mooncache.master.background.repair_replicas import RepairRunner
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.core.reports import ReportRules
@@ -19,7 +20,7 @@ from mooncache.runtime.duties import Duty, DutyRunner
 from mooncache.runtime.metrics import Metrics
 from mooncache.runtime.rpc import STORE_NODE_SERVICE
 from mooncache.runtime.run_op import OpRunner
-from tests.master.rules import membership_rules, placement_rules, repair_rules
+from tests.master.rules import membership_rules, placement_rules, rebalance_rules, repair_rules
 from tests.simulation.elections import holds
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def limits(replicas: int) -> MasterLimits:
         membership=membership_rules(suspect_after_s=2.0, dead_after_s=4.0, forget_after_s=60.0),
         placement=placement_rules(slow_start_s=2.0),
         repair=repair_rules(grace_s=3.0, replicas=replicas, bytes_per_s=4e6, retry_delay_max_s=4.0),
+        rebalance=rebalance_rules(settle_s=3.0, bytes_per_s=1e6),
         reports=ReportRules(buffered_bytes_max=56 * 64, full_timeout_s=4.0),
         expire_interval_s=0.5,
         check_interval_s=2.0,
@@ -80,6 +82,7 @@ class SimMaster:
 
         self.state.begin_term = begin  # type: ignore[method-assign]
         self.tasks, self.repairs = TaskRunner(self.state), RepairRunner(self.state)
+        self.rebalance = RebalanceRunner(self.state)
         observer: Any = world.observer(self.name)
         network.listen(self.name, self.process, OpRunner(master_table(self.state), self.clock, observer))
 
@@ -90,7 +93,7 @@ class SimMaster:
             [
                 Duty("lead", lambda: leadership.lead(self.state, self.elector), 0.2),
                 Duty("follow", lambda: leadership.follow(self.state, self.elector), 0.5),
-                *master_duties(self.state, self.tasks, self.repairs),
+                *master_duties(self.state, self.tasks, self.repairs, self.rebalance),
             ]
         )
 

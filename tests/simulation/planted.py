@@ -172,7 +172,7 @@ def trim_unconfirmed(stack: contextlib.ExitStack) -> None:
 def drain_without_copies(stack: contextlib.ExitStack) -> None:
     """A draining node's blocks count as copied when the copy was only ordered."""
 
-    async def copy(state: Any, step: Any, term: int, *, spare: bool) -> tuple[list[int], int]:
+    async def copy(state: Any, step: Any, term: int) -> tuple[list[int], int]:
         return [errors.OK] * len(step.keys), 0
 
     stack.enter_context(mock.patch("mooncache.master.background.run_tasks.copy_blocks", copy))
@@ -182,10 +182,10 @@ def drain_without_copies(stack: contextlib.ExitStack) -> None:
 def repair_without_copies(stack: contextlib.ExitStack) -> None:
     """The repair orders no copies."""
 
-    async def copy(state: Any, step: Any, term: int, *, spare: bool) -> tuple[list[int], int]:
+    async def copy(state: Any, step: Any, term: int) -> tuple[list[int], int]:
         return [errors.OK] * len(step.keys), 0
 
-    stack.enter_context(mock.patch("mooncache.master.background.repair_replicas.copy_blocks", copy))
+    stack.enter_context(mock.patch("mooncache.master.shell.book_runner.copy_blocks", copy))
 
 
 @planted(REAL)

@@ -181,7 +181,7 @@ def task_rows(tasks: Iterable[master_pb2.Task]) -> list[dict[str, Any]]:
 
 
 def repair_view(found: master_pb2.GetRepairResponse) -> dict[str, Any]:
-    """Whether blocks have their copies, and how far the repair is. Sizes in bytes."""
+    """Whether blocks have their copies, how far the repair is, and what moves to emptier nodes. Sizes in bytes."""
     return {
         "state": word_of(master_pb2.RepairState, found.state),
         "short_blocks": found.short_block_count,
@@ -190,6 +190,14 @@ def repair_view(found: master_pb2.GetRepairResponse) -> dict[str, Any]:
         "bytes_per_s": found.bytes_per_s,
         "copied_bytes": found.copied_bytes,
         "replicas": found.default_replicas,
+        "rebalance": {
+            "state": word_of(master_pb2.RebalanceState, found.rebalance.state),
+            "left_bytes": found.rebalance.left_bytes,
+            "left_s": found.rebalance.estimate_ms / 1e3 or None,
+            "bytes_per_s": found.rebalance.bytes_per_s,
+            "fullest_percent": found.rebalance.fullest_percent,
+            "emptiest_percent": found.rebalance.emptiest_percent,
+        },
     }
 
 

@@ -51,7 +51,7 @@ class TaskRunner:
         copied_bytes = 0
         try:
             if isinstance(step, CopyStep):
-                codes, copied_bytes = await copy_blocks(self._state, step, term, spare=step.spare)
+                codes, copied_bytes = await copy_blocks(self._state, step, term)
             else:
                 codes = await self._drop(step, term)
             if len(codes) != len(step.keys):

@@ -136,7 +136,7 @@ class RepairView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RepairStep:
-    """Let `target` fetch blocks from `source`. Answer with `RepairBook.on_step`."""
+    """Let `target` fetch blocks from `source`. Answer with `on_step` of the book that planned it."""
 
     step_id: int
     source: int
@@ -146,13 +146,15 @@ class RepairStep:
     size_bytes: int
     bytes_per_s: float
     """Of all steps into `target` together."""
+    spare: bool = False
+    """The copies may go again before other blocks do."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimOrder:
     """Let copies go that are too many: for each key who keeps it and whose copy goes.
 
-    Answer with `RepairBook.on_trimmed`.
+    Answer with `on_trimmed` of the book that planned it.
     """
 
     tenant_id: int

@@ -1,8 +1,9 @@
-"""GetRepair: how the pool's copies stand, and how far the repair is."""
+"""GetRepair: how the pool's copies stand, how far the repair is, and whether blocks move to emptier nodes."""
 
 from __future__ import annotations
 
 from mooncache.master.core.placement import failure_domains
+from mooncache.master.core.rebalance_types import RebalanceState
 from mooncache.master.core.repair_types import RepairState
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2
@@ -14,6 +15,12 @@ _STATES = {
     RepairState.WAITING: master_pb2.REPAIR_STATE_WAITING,
     RepairState.REPAIRING: master_pb2.REPAIR_STATE_REPAIRING,
     RepairState.BLOCKED: master_pb2.REPAIR_STATE_BLOCKED,
+}
+_REBALANCE_STATES = {
+    RebalanceState.OFF: master_pb2.REBALANCE_STATE_OFF,
+    RebalanceState.AT_REST: master_pb2.REBALANCE_STATE_AT_REST,
+    RebalanceState.WAITING: master_pb2.REBALANCE_STATE_WAITING,
+    RebalanceState.MOVING: master_pb2.REBALANCE_STATE_MOVING,
 }
 
 
@@ -44,4 +51,23 @@ async def handle(
         default_replicas=state.limits.repair.replicas,
         tenant_replicas={name: limits.replicas for name, limits in own if limits.replicas},
         spread_over=failure_domains(sites, sites).level,
+        rebalance=_rebalance(state, context.now_s),
+    )
+
+
+def _rebalance(state: MasterState, now_s: float) -> master_pb2.RebalanceStatus:
+    found = state.rebalance.figures(now_s)
+    return master_pb2.RebalanceStatus(
+        state=_REBALANCE_STATES[found.state],
+        wait_ms=round(found.wait_s * 1000),
+        left_bytes=found.left_bytes,
+        bytes_per_s=round(found.bytes_per_s),
+        limit_bytes_per_s=round(state.limits.rebalance.bytes_per_s),
+        estimate_ms=round(found.estimate_s * 1000),
+        moved_bytes=found.moved_bytes,
+        moved_block_count=found.moved_blocks,
+        skipped_block_count=found.skipped_blocks,
+        steps_in_flight=found.steps_in_flight,
+        fullest_percent=round(found.fullest_share * 100),
+        emptiest_percent=round(found.emptiest_share * 100),
     )

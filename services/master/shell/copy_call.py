@@ -13,7 +13,7 @@ from mooncache.proto.v1 import store_node_pb2
 
 
 async def copy_blocks(
-    state: MasterState, step: CopyStep | RepairStep, term: int, *, spare: bool
+    state: MasterState, step: CopyStep | RepairStep, term: int
 ) -> tuple[Sequence[int], int]:
     """Return a code for each key, and the bytes that moved. `term` is the one under which it was decided.
 
@@ -30,7 +30,7 @@ async def copy_blocks(
         source=node_info(source),
         timeout_ms=round(timeout_s * 1000),
         fence=fence(term, target),
-        spare=spare,
+        spare=step.spare,
         bytes_per_s=round(step.bytes_per_s) if isinstance(step, RepairStep) else 0,
     )
     response = await state.nodes.call(

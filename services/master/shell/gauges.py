@@ -58,6 +58,11 @@ def add_gauges(metrics: Metrics, state: MasterState) -> None:
         "Blocks that the repair could not copy and tries again later.",
         function=lambda: float(state.repair.figures(state.clock.now_s()).resting_blocks),
     )
+    gauge(
+        "rebalance_left_bytes",
+        "Bytes that the rebalance has yet to move.",
+        function=lambda: float(state.rebalance.figures(state.clock.now_s()).left_bytes),
+    )
     nodes = gauge("nodes", "Known nodes by state.", ("state",))
     for node_state in NodeState:
         nodes.labels(node_state.value).set_function(partial(_count, state, node_state))

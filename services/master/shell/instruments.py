@@ -29,6 +29,13 @@ class MasterMetrics:
             "repaired_blocks", "Copies that the repair asked for, by outcome.", ("code",)
         )
         self.repaired_bytes = metrics.counter("repaired_bytes", "Bytes that the repair copied.")
+        self.rebalanced = metrics.counter(
+            "rebalanced_blocks", "Copies that the rebalance asked for, by outcome.", ("code",)
+        )
+        self.rebalanced_bytes = metrics.counter("rebalanced_bytes", "Bytes that the rebalance copied.")
+        self.moved = metrics.counter(
+            "rebalance_dropped_copies", "Copies that were dropped because the rebalance had moved them."
+        )
         self.wrong_blocks = metrics.counter(
             "wrong_blocks", "Blocks that an engine computed itself and found to be others."
         )

@@ -45,6 +45,14 @@ class RepairState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPAIR_STATE_WAITING: _ClassVar[RepairState]
     REPAIR_STATE_REPAIRING: _ClassVar[RepairState]
     REPAIR_STATE_BLOCKED: _ClassVar[RepairState]
+
+class RebalanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REBALANCE_STATE_UNSPECIFIED: _ClassVar[RebalanceState]
+    REBALANCE_STATE_OFF: _ClassVar[RebalanceState]
+    REBALANCE_STATE_AT_REST: _ClassVar[RebalanceState]
+    REBALANCE_STATE_WAITING: _ClassVar[RebalanceState]
+    REBALANCE_STATE_MOVING: _ClassVar[RebalanceState]
 NODE_COMMAND_UNSPECIFIED: NodeCommand
 NODE_COMMAND_DRAIN_ON: NodeCommand
 NODE_COMMAND_DRAIN_OFF: NodeCommand
@@ -68,6 +76,11 @@ REPAIR_STATE_WHOLE: RepairState
 REPAIR_STATE_WAITING: RepairState
 REPAIR_STATE_REPAIRING: RepairState
 REPAIR_STATE_BLOCKED: RepairState
+REBALANCE_STATE_UNSPECIFIED: RebalanceState
+REBALANCE_STATE_OFF: RebalanceState
+REBALANCE_STATE_AT_REST: RebalanceState
+REBALANCE_STATE_WAITING: RebalanceState
+REBALANCE_STATE_MOVING: RebalanceState
 
 class RegisterNodeRequest(_message.Message):
     __slots__ = ("node_id", "incarnation", "host_id", "software_version", "protocol_minor", "endpoints", "segments", "started_ms", "rails", "labels", "host_name", "pid")
@@ -722,7 +735,7 @@ class GetRepairRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetRepairResponse(_message.Message):
-    __slots__ = ("state", "wait_ms", "short_block_count", "left_bytes", "close_block_count", "queued_block_count", "steps_in_flight", "resting_block_count", "resting_code", "bytes_per_s", "limit_bytes_per_s", "estimate_ms", "copied_bytes", "copied_block_count", "trimmed_count", "default_replicas", "tenant_replicas", "spread_over")
+    __slots__ = ("state", "wait_ms", "short_block_count", "left_bytes", "close_block_count", "queued_block_count", "steps_in_flight", "resting_block_count", "resting_code", "bytes_per_s", "limit_bytes_per_s", "estimate_ms", "copied_bytes", "copied_block_count", "trimmed_count", "default_replicas", "tenant_replicas", "spread_over", "rebalance")
     class TenantReplicasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -748,6 +761,7 @@ class GetRepairResponse(_message.Message):
     DEFAULT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     TENANT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     SPREAD_OVER_FIELD_NUMBER: _ClassVar[int]
+    REBALANCE_FIELD_NUMBER: _ClassVar[int]
     state: RepairState
     wait_ms: int
     short_block_count: int
@@ -766,4 +780,33 @@ class GetRepairResponse(_message.Message):
     default_replicas: int
     tenant_replicas: _containers.ScalarMap[str, int]
     spread_over: str
-    def __init__(self, state: _Optional[_Union[RepairState, str]] = ..., wait_ms: _Optional[int] = ..., short_block_count: _Optional[int] = ..., left_bytes: _Optional[int] = ..., close_block_count: _Optional[int] = ..., queued_block_count: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., resting_block_count: _Optional[int] = ..., resting_code: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., limit_bytes_per_s: _Optional[int] = ..., estimate_ms: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., copied_block_count: _Optional[int] = ..., trimmed_count: _Optional[int] = ..., default_replicas: _Optional[int] = ..., tenant_replicas: _Optional[_Mapping[str, int]] = ..., spread_over: _Optional[str] = ...) -> None: ...
+    rebalance: RebalanceStatus
+    def __init__(self, state: _Optional[_Union[RepairState, str]] = ..., wait_ms: _Optional[int] = ..., short_block_count: _Optional[int] = ..., left_bytes: _Optional[int] = ..., close_block_count: _Optional[int] = ..., queued_block_count: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., resting_block_count: _Optional[int] = ..., resting_code: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., limit_bytes_per_s: _Optional[int] = ..., estimate_ms: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., copied_block_count: _Optional[int] = ..., trimmed_count: _Optional[int] = ..., default_replicas: _Optional[int] = ..., tenant_replicas: _Optional[_Mapping[str, int]] = ..., spread_over: _Optional[str] = ..., rebalance: _Optional[_Union[RebalanceStatus, _Mapping]] = ...) -> None: ...
+
+class RebalanceStatus(_message.Message):
+    __slots__ = ("state", "wait_ms", "left_bytes", "bytes_per_s", "limit_bytes_per_s", "estimate_ms", "moved_bytes", "moved_block_count", "skipped_block_count", "steps_in_flight", "fullest_percent", "emptiest_percent")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATE_MS_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STEPS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    FULLEST_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    EMPTIEST_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    state: RebalanceState
+    wait_ms: int
+    left_bytes: int
+    bytes_per_s: int
+    limit_bytes_per_s: int
+    estimate_ms: int
+    moved_bytes: int
+    moved_block_count: int
+    skipped_block_count: int
+    steps_in_flight: int
+    fullest_percent: int
+    emptiest_percent: int
+    def __init__(self, state: _Optional[_Union[RebalanceState, str]] = ..., wait_ms: _Optional[int] = ..., left_bytes: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., limit_bytes_per_s: _Optional[int] = ..., estimate_ms: _Optional[int] = ..., moved_bytes: _Optional[int] = ..., moved_block_count: _Optional[int] = ..., skipped_block_count: _Optional[int] = ..., steps_in_flight: _Optional[int] = ..., fullest_percent: _Optional[int] = ..., emptiest_percent: _Optional[int] = ...) -> None: ...

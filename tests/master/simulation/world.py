@@ -17,6 +17,7 @@ from mooncache import errors
 from mooncache.auth import DEFAULT_TENANT, Authenticator, Token, tenant_id
 from mooncache.client.terms import Terms
 from mooncache.master.background.duties import master_duties
+from mooncache.master.background.rebalance_pool import RebalanceRunner
 from mooncache.master.background.repair_replicas import RepairRunner
 from mooncache.master.background.run_tasks import TaskRunner
 from mooncache.master.core.reports import ReportRules
@@ -33,7 +34,7 @@ from mooncache.runtime.run_op import OpRunner
 from mooncache.store_node.fence import check_fence
 from mooncache.testing.memory_channel import MemoryNetwork, NetworkFaults
 from tests.master.model_index import ADD, REMOVE, ModelIndex, record
-from tests.master.rules import membership_rules, placement_rules, repair_rules
+from tests.master.rules import membership_rules, placement_rules, rebalance_rules, repair_rules
 from tests.rpcs import answer_of
 
 CLUSTER = Token(DEFAULT_TENANT, admin=True, key=b"s" * 32)
@@ -45,6 +46,7 @@ LIMITS = MasterLimits(
     membership=membership_rules(suspect_after_s=3.0, dead_after_s=6.0, forget_after_s=60.0),
     placement=placement_rules(slow_start_s=5.0),
     repair=repair_rules(grace_s=10.0),
+    rebalance=rebalance_rules(settle_s=10.0),
     reports=ReportRules(buffered_bytes_max=56 * 64, full_timeout_s=4.0),
     expire_interval_s=0.5,
     check_interval_s=1.0,
@@ -77,11 +79,12 @@ class SimMaster:
             make_index=world.make_index,
         )
         self.tasks, self.repairs = TaskRunner(self.state), RepairRunner(self.state)
+        self.rebalance = RebalanceRunner(self.state)
         self.duties = DutyRunner(world.clock, world.duty_failed)
         if term:
             self.state.begin_term(term)
         network.serve(name, OpRunner(master_table(self.state), world.clock), Authenticator(CLUSTER))
-        self.duties.start(master_duties(self.state, self.tasks, self.repairs))
+        self.duties.start(master_duties(self.state, self.tasks, self.repairs, self.rebalance))
 
     async def kill(self) -> None:
         self.world.network.stop(self.name)
@@ -89,6 +92,7 @@ class SimMaster:
         await self.duties.stop()
         await self.tasks.stop()
         await self.repairs.stop()
+        await self.rebalance.stop()
 
 
 _UNSUPPORTED = (

@@ -78,7 +78,7 @@ class Candidate(SimMaster):
     def go_on(self) -> None:
         """SIGCONT."""
         self.clock.go_on()
-        self.duties.start(master_duties(self.state, self.tasks, self.repairs))
+        self.duties.start(master_duties(self.state, self.tasks, self.repairs, self.rebalance))
 
 
 class StoryWorld(World):

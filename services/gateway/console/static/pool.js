@@ -54,7 +54,7 @@ export function pool(root, go, { acts }) {
     filter: list.filter,
     take(document) {
       put(note, silence(document));
-      put(sums, totals(document.nodes ?? []), copies(document.repair));
+      put(sums, totals(document.nodes ?? []), copies(document.repair), rebalance(document.repair?.rebalance));
       tasks.hidden = !document.tasks?.length;
       put(tasks, el("h2", null, "Tasks"), taskTable(document.tasks ?? []));
       list.show(document.nodes ?? []);
@@ -128,9 +128,21 @@ function totals(nodes) {
 /** Whether blocks have their copies. */
 function copies(repair) {
   if (!repair) return null;
-  const left = [repair.left_bytes ? `${bytes(repair.left_bytes)} to copy` : "", repair.left_s ? `${duration(repair.left_s)} left` : "", repair.bytes_per_s ? `${bytes(repair.bytes_per_s)}/s` : ""];
   const wanted = `${repair.replicas} wanted of each block`;
-  return tile("Copies", repair.state, left.filter(Boolean).join(" · ") || wanted, { repairing: "busy", waiting: "busy", blocked: "bad" }[repair.state] ?? "");
+  return tile("Copies", repair.state, progress(repair, "to copy") || wanted, { repairing: "busy", waiting: "busy", blocked: "bad" }[repair.state] ?? "");
+}
+
+/** Whether blocks move to emptier nodes. */
+function rebalance(found) {
+  if (!found) return null;
+  const fills = `nodes ${found.emptiest_percent} to ${found.fullest_percent} % full`;
+  return tile("Rebalance", found.state.replace("_", " "), progress(found, "to move") || fills, { moving: "busy", waiting: "busy" }[found.state] ?? "");
+}
+
+/** What is left of a background duty, and its rate; "" when nothing is. */
+function progress(duty, verb) {
+  const left = [duty.left_bytes ? `${bytes(duty.left_bytes)} ${verb}` : "", duty.left_s ? `${duration(duty.left_s)} left` : "", duty.bytes_per_s ? `${bytes(duty.bytes_per_s)}/s` : ""];
+  return left.filter(Boolean).join(" · ");
 }
 
 /** The newest tasks of the master: what is drained and copied, and how far it is. */
