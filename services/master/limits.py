@@ -57,7 +57,9 @@ class MasterLimits:
                 replicas=section.replicas,
             ),
             rebalance=RebalanceRules(
-                bytes_per_s=section.rebalance_bytes_per_s, settle_s=section.repair_grace_s
+                bytes_per_s=section.rebalance_bytes_per_s,
+                settle_s=section.repair_grace_s,
+                lag_s=2 * section.heartbeat_interval_s + 1.0,
             ),
             quarantine_alone_max=section.quarantine_alone_max,
         )

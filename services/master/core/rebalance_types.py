@@ -13,12 +13,14 @@ from mooncache.master.core.repair_types import AuditAsk, AuditPage
 
 @dataclass(frozen=True, slots=True)
 class RebalanceRules:
-    """Limits of the rebalance. The configuration has the first two."""
+    """Limits of the rebalance. The configuration has the first three."""
 
     bytes_per_s: float
     """Of moves, in the whole cluster; 0: none are made."""
     settle_s: float
     """Wait after a node came or went: others may come or go with it, and a lost one may come back."""
+    lag_s: float
+    """Nodes' figures may be this old (heartbeats carry them): what was moved since then counts beside them."""
     begin_share: float = 0.2
     """A round begins when the fill (used over capacity) of the fullest and of the emptiest node differ by more."""
     end_share: float = 0.05
@@ -38,8 +40,6 @@ class RebalanceRules:
     """Blocks that are looked up in one go."""
     room_share: float = 1 / 32
     """Share of a node's capacity that stays free: a move displaces no block."""
-    lag_s: float = 3.0
-    """Nodes' figures may be this old: what was moved since then counts beside them."""
     overlap_s: float = 1.0
     """A block has both copies for so long: who asked the new node just too early comes to the old one."""
     drop_attempts_max: int = 5
