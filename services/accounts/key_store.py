@@ -84,7 +84,9 @@ class KeyStore(AccountStore):
         Raises LimitExceeded.
         """
         copies = keys_to_copy(keys, self.all(), now_s - ENDED_KEPT_S)
-        if not copies.new and not copies.revoked:  # then no other writer has to wait, and gateways need not read again
+        if (
+            not copies.new and not copies.revoked
+        ):  # then no other writer has to wait, and gateways need not read again
             return copies
         with self._database.transaction(changes=True, rows=len(keys)):
             here = self.all()
@@ -251,7 +253,21 @@ def _row(record: ApiKeyRecord) -> tuple[object, ...]:
 
 def _record(row: tuple[object, ...]) -> ApiKeyRecord:
     """Raises InvalidArgument, ValidationError."""
-    values = msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
-    found = ApiKeyRecord(*values[:2], scopes_of(values[2].split()), *values[3:])
+    key_id, tenant, scopes, digest, created_s, name, expires_s, revoked_s, requests, tokens, by = (
+        msgspec.convert(row, _KeyRow, builtin_types=(bytes,))
+    )
+    found = ApiKeyRecord(
+        key_id,
+        tenant,
+        scopes_of(scopes.split()),
+        digest,
+        created_s,
+        name,
+        expires_s,
+        revoked_s,
+        requests,
+        tokens,
+        by,
+    )
     found.check()
     return found

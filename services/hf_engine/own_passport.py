@@ -34,7 +34,7 @@ def hand_over(path: Path, passport: Passport, runner: ModelRunner, *, tokens_max
     write_passport(
         path,
         passport,
-        mode=OWNER_ONLY,
+        OWNER_ONLY,
         kv_bytes_per_token=memory.block_bytes // memory.block_tokens,
         kv_capacity_tokens=memory.blocks * memory.block_tokens,
         engine_version=__version__,

@@ -10,7 +10,7 @@ from mooncache.kvcache.passport import Passport
 from mooncache.whole_file import AS_UMASK_SAYS, write_whole
 
 
-def write_passport(path: Path, passport: Passport, *, mode: int = AS_UMASK_SAYS, **facts: object) -> None:
+def write_passport(path: Path, passport: Passport, mode: int = AS_UMASK_SAYS, /, **facts: object) -> None:
     """Write the file whole or not at all: a reader never sees half of it. `mode`: its rights, less the umask.
 
     Raises:
