@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from mooncache.config import Config
 from mooncache.gateway.console.doctor import DoctorRuns
 from mooncache.gateway.core.doctor_report import CHECKS_MAX, PARTS_MAX, DoctorSteps, read_report
 from mooncache.runtime.clock import SystemClock
+from mooncache.runtime.service import loop_factory
 from tests.conditions import until
 from tests.gateway.test_console import served
 from tests.gateway.test_console_acts import scene
@@ -85,6 +87,17 @@ async def test_a_run_its_steps_and_its_results() -> None:
     assert [row["status"] for row in found["checks"]] == ["fail", "pass"]
     assert (found["error"], found["elapsed_s"]) == ("", 1.5)
     await doctor.close()
+
+
+def test_it_runs_on_the_event_loop_of_a_service() -> None:
+    async def run() -> dict[str, Any]:
+        doctor = runs(f"print({REPORT!r})")
+        assert doctor.start(Config())
+        return await ended(doctor)
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        found = runner.run(run())
+    assert (found["error"], found["elapsed_s"]) == ("", 1.5)
 
 
 @pytest.mark.parametrize(

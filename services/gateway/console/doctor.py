@@ -118,7 +118,7 @@ class DoctorRuns:
                 limit=_LINE_BYTES_MAX,
                 env={**kept, ENV_CONFIG: f"/proc/self/fd/{settings}"},
                 pass_fds=(settings,),
-                process_group=0,
+                start_new_session=True,  # uvloop knows no `process_group`
             )
         finally:
             os.close(settings)
