@@ -28,7 +28,7 @@ from mooncache.runtime import tls
 from mooncache.runtime.channel import Response
 from mooncache.runtime.grpc_channel import GrpcChannel
 from mooncache.runtime.rpc import CONDUCTOR_SERVICE
-from mooncache.runtime.tasks import cancel_all, is_cancelling, wait_for_event
+from mooncache.runtime.tasks import cancel_all, cancellations, wait_for_event
 
 _PAUSE_S: Final = 0.05  # after none of them led
 _LISTEN_S: Final = 10.0
@@ -152,10 +152,11 @@ class ConductorLink:
             request.known_term = self.term  # type: ignore[attr-defined]
         call = asyncio.ensure_future(self._channels[at].call(method, request, response_class, timeout_s))
         self._under_way.add(call)
+        cancels = cancellations()
         try:
             answer = await call
         except asyncio.CancelledError:
-            if is_cancelling() or not moved.is_set():
+            if cancellations() > cancels or not moved.is_set():
                 raise
             return None  # `_follow` has given it up
         finally:

@@ -303,14 +303,17 @@ class MasterState:
             and _of_host_memory(node)
         }
 
-    def wanted_copies(self, tenant: int) -> int:
-        """How many copies a tenant's blocks are to have."""
-        return self.targets().of(tenant)
+    def may_move(self, tenant: int) -> bool:
+        """Whether a tenant's blocks may move to other nodes: copies can be ordered, and have no age to keep."""
+        limits = self.tenants.tenants.get(self.ledger.names.get(tenant, ""))
+        return self.may_copy(tenant) and not (limits and limits.ttl_ms)
 
     def calm(self) -> bool:
-        """Whether neither a repair nor a task is under way."""
-        repairing = self.repair.figures(self.clock.now_s()).state
-        return not self.tasks.active_count and repairing not in (RepairState.WAITING, RepairState.REPAIRING)
+        """Whether neither a repair nor a task is under way. Blocks that are short for a moment, as new ones are, are no
+        repair."""
+        shown = self.repair.figures(self.clock.now_s())
+        repairing = shown.state is RepairState.WAITING or shown.steps_in_flight > 0
+        return not self.tasks.active_count and not repairing
 
     def next_change_ms(self, writer_id: int) -> int:
         """When a change of a writer's entry in the quarantine is said to be: now, and behind the one before."""

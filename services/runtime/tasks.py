@@ -27,8 +27,13 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
 
 def is_cancelling() -> bool:
     """Whether the running task itself was cancelled. Libraries raise CancelledError for reasons of their own, too."""
+    return cancellations() > 0
+
+
+def cancellations() -> int:
+    """How often the running task was cancelled so far; what it does in the end of one may be cancelled once more."""
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return task.cancelling() if task is not None else 0
 
 
 async def uninterrupted(task: asyncio.Task[Result]) -> Result:

@@ -25,7 +25,7 @@ NAMES = {to_block_key(key): key for key in KEYS}
 SETTINGS = {
     "MOONCACHE_MASTER_REPLICAS": "2",
     "MOONCACHE_MASTER_REPAIR_GRACE_S": "0.5",
-    "MOONCACHE_MASTER_REBALANCE_BYTES_PER_S": "4MiB",
+    "MOONCACHE_MASTER_REBALANCE_BYTES_PER_S": "1MiB",
     "MOONCACHE_MASTER_HEARTBEAT_INTERVAL_S": "0.25",
     "MOONCACHE_MASTER_LEASE_S": "3",
 }
@@ -91,8 +91,14 @@ def test_blocks_move_to_a_node_that_joins_also_after_it_died_in_mid_move(
             pool.put_many(KEYS, VALUES, replicas=2).raise_for_errors()
             with Reader(settings) as reader:
                 cluster.restart("node-4")
-                wait_until(lambda: rebalance()["moved_block_count"] >= 10, lambda: f"moves: {rebalance()}")
-                shown = rebalance()
+                seen: list[dict[str, Any]] = []
+
+                def ten_moved() -> bool:
+                    seen.append(rebalance())
+                    return seen[-1]["moved_block_count"] >= 10
+
+                wait_until(ten_moved, lambda: f"moves: {rebalance()}")
+                shown = seen[-1]
                 assert shown["state"] == "moving" and shown["left_bytes"] > 0 and shown["estimate_s"] > 0
                 cluster.kill("node-4")
                 wait_until(lambda: active(pool) == 3, "three nodes again")
@@ -104,7 +110,7 @@ def test_blocks_move_to_a_node_that_joins_also_after_it_died_in_mid_move(
                 rounds = reader.rounds
                 wait_until(lambda: reader.rounds > rounds + 1, "reads after it")
             assert not reader.wrong
-            assert _two_of_each(copies(pool))
+            wait_until(lambda: _two_of_each(copies(pool)), "two copies of each block at the end")
             counts = copies(pool)[1]
             assert sum(counts.values()) == 2 * len(KEYS)
             assert max(counts.values()) - min(counts.values()) < 0.1 * (16 << 20) / len(VALUES[0]), counts

@@ -4,9 +4,9 @@ Idea: a round begins only after such an event, and only when fills differ much; 
 beginning and ends when fills differ little, when the allotment is planned, or when a look at the whole directory finds
 nothing to move. So it ends whatever clients do meanwhile, and an uneven load does not keep blocks wandering.
 
-A move is a copy, then, once the directory has heard of it, the end of the copy that it replaces: those that stay
-confirm first (`TrimOrder`), so the block never has fewer copies than before. A copy that does not go, a pinned one, is
-asked again; then the new copy goes instead. What moves is chosen in core/moves.py.
+A move is a copy, then, once the directory has heard of it, the end of the copy that it replaces: as many others as the
+block had must be there and confirm first (`TrimOrder`), so a move leaves no block with fewer copies than before. A copy
+that does not go, a pinned one, is asked again; then the new copy goes instead. What moves is chosen in core/moves.py.
 
 Invariant (`check`): a known block is in exactly one of: ready, copying, copied, ordered, recent; all are bounded.
 """
@@ -33,8 +33,6 @@ from mooncache.master.core.rebalance_types import (
 from mooncache.master.core.repair_types import NO_DOMAIN, AuditAsk, AuditedBlock, RepairStep, TrimOrder
 from mooncache.master.core.task_types import BlockId
 
-_GOOD = frozenset((errors.OK, errors.AlreadyExists.code))
-
 
 @dataclass(slots=True)
 class _MovingBlock:
@@ -44,6 +42,8 @@ class _MovingBlock:
     key: bytes
     size_bytes: int
     move: Move
+    copies: int
+    """How many it has that last, and keeps."""
     attempts: int = 0
     made_s: float = 0.0
     due_s: float = 0.0
@@ -72,7 +72,8 @@ class RebalanceBook:
         self._gave: set[int] = set()  # nodes, in this round
         self._took: set[int] = set()
         self._skipped: set[BlockId] = set()
-        self._known: set[BlockId] = set()
+        self._known: dict[BlockId, _MovingBlock] = {}
+        self._barred: list[tuple[int, frozenset[bytes] | None]] = []
         self._shift: Counter[Move] = Counter()  # bytes of what is known: nodes' figures may lack them
         self._found: deque[AuditedBlock] = deque()
         self._ready: deque[tuple[RepairStep, tuple[_MovingBlock, ...]]] = deque()
@@ -132,7 +133,7 @@ class RebalanceBook:
         step, blocks = entry
         self._budget.give_back(max(0, step.size_bytes - copied_bytes))
         for block, code in zip(blocks, codes, strict=True):
-            if code in _GOOD:
+            if code == errors.OK:  # what was there already is a copy of its own
                 block.made_s, block.due_s = now_s, now_s + self.rules.overlap_s
                 self._copied.append(block)
             else:
@@ -163,6 +164,36 @@ class RebalanceBook:
                 return
             block.undo, block.attempts = True, 0
         self._copied.append(block)
+
+    # --- what others remove meanwhile ----------------------------------------------------------------------------
+
+    def bar(self, tenant_id: int, keys: frozenset[bytes] | None) -> None:
+        """Start no copy and no order of these blocks until `unbar`; None: of all of the tenant's."""
+        self._barred.append((tenant_id, keys))
+
+    def unbar(self, tenant_id: int, keys: frozenset[bytes] | None) -> None:
+        """Take `bar` back."""
+        self._barred.remove((tenant_id, keys))
+
+    def under_way(self, tenant_id: int, keys: frozenset[bytes] | None) -> set[bytes]:
+        """Those of which a copy or an order is under way now."""
+        blocks = [block for _, copying in self._copying.values() for block in copying]
+        blocks += self._ordered.values()
+        return {
+            block.key
+            for block in blocks
+            if block.tenant_id == tenant_id and (keys is None or block.key in keys)
+        }
+
+    def places(self, tenant_id: int, key: bytes) -> tuple[int, ...]:
+        """The nodes between which a block moves: the directory may not have heard of its copy there yet."""
+        block = self._known.get((tenant_id, key))
+        return tuple(block.move) if block is not None else ()
+
+    def _is_barred(self, tenant_id: int, keys: Iterable[bytes]) -> bool:
+        return any(
+            barred == tenant_id and (of is None or not of.isdisjoint(keys)) for barred, of in self._barred
+        )
 
     # --- what is shown -------------------------------------------------------------------------------------------
 
@@ -200,7 +231,7 @@ class RebalanceBook:
         places.update(block.block_id for block in self._copied)
         places.update(list(self._ordered))
         places.update(block.block_id for _, block in self._recent)
-        assert set(places) == self._known, "a block is known and nowhere, or somewhere and not known"
+        assert set(places) == set(self._known), "a block is known and nowhere, or somewhere and not known"
         assert all(count == 1 for count in places.values()), "a block moves twice"
         assert bool(self._known) == bool(self._shift)
         assert all(size_bytes > 0 for size_bytes in self._shift.values())
@@ -252,7 +283,7 @@ class RebalanceBook:
         if not self._found:
             self._find(view)
         limit_bytes = self.rules.bytes_per_s * self.rules.step_s
-        routes: dict[tuple[Move, int, bool], list[_MovingBlock]] = {}
+        routes: dict[tuple[Move, int], list[_MovingBlock]] = {}
         planned_bytes = planned_keys = 0
         sites = view.sites()
         for found, holders in self._looked_up(view):
@@ -267,19 +298,18 @@ class RebalanceBook:
             if move is None:
                 continue
             lasting = sum(view.lasting(index) for index in holders)
-            route = (move, found.tenant_id, lasting > view.wanted_copies(found.tenant_id))
-            block = _MovingBlock(found.tenant_id, found.key, found.size_bytes, move)
-            routes.setdefault(route, []).append(block)
+            block = _MovingBlock(found.tenant_id, found.key, found.size_bytes, move, lasting)
+            routes.setdefault((move, found.tenant_id), []).append(block)
             moves.moved(self._fills, move, found.size_bytes)
-            self._known.add(block.block_id)
+            self._known[block.block_id] = block
             self._shift[move] += block.size_bytes
             self._settle_sides(move)
             planned_bytes += found.size_bytes
             planned_keys += 1
             if planned_bytes >= self._round_bytes:
                 break
-        for (move, tenant_id, spare), blocks in routes.items():
-            self._add_step(move, tenant_id, blocks, spare=spare)
+        for (move, tenant_id), blocks in routes.items():
+            self._add_step(move, tenant_id, blocks)
         self._idle_pass = self._idle_pass and not routes
         self._round_bytes = max(0, self._round_bytes - planned_bytes)
         if not self._round_bytes:
@@ -291,12 +321,13 @@ class RebalanceBook:
         self._fills[move.source] = self._fills[move.source]._replace(takes=False)
         self._fills[move.target] = self._fills[move.target]._replace(gives=False)
 
-    def _add_step(self, move: Move, tenant_id: int, blocks: Sequence[_MovingBlock], *, spare: bool) -> None:
+    def _add_step(self, move: Move, tenant_id: int, blocks: Sequence[_MovingBlock]) -> None:
         self._numbers += 1
         keys = tuple(block.key for block in blocks)
         size_bytes = sum(block.size_bytes for block in blocks)
         rate = self.rules.bytes_per_s * self.rules.pace
-        step = RepairStep(self._numbers, *move, tenant_id, keys, size_bytes, rate, spare)
+        # Never spare: nobody knows which of a block's copies was, and a spare one goes when nobody reads it.
+        step = RepairStep(self._numbers, *move, tenant_id, keys, size_bytes, rate)
         self._ready.append((step, tuple(blocks)))
 
     def _find(self, view: RebalanceView) -> None:
@@ -318,7 +349,7 @@ class RebalanceBook:
         for found in page.found:
             block_id = (found.tenant_id, found.key)
             movable = found.size_bytes and found.tier <= TIER_DRAM and block_id not in self._skipped
-            if movable and view.may_copy(found.tenant_id):
+            if movable and view.may_move(found.tenant_id):
                 self._found.append(found)
 
     def _looked_up(self, view: RebalanceView) -> Iterable[tuple[AuditedBlock, list[int]]]:
@@ -330,6 +361,8 @@ class RebalanceBook:
     def _dispatch(self) -> list[RepairStep]:
         started: list[RepairStep] = []
         while self._ready and len(self._copying) < self.rules.steps_in_flight_max and self._budget.ready:
+            if self._is_barred(self._ready[0][0].tenant_id, self._ready[0][0].keys):
+                break  # for a moment
             step, blocks = self._ready.popleft()
             self._budget.take(step.size_bytes)
             self._copying[step.step_id] = (step, blocks)
@@ -342,7 +375,7 @@ class RebalanceBook:
         room = self.rules.keys_per_step - len(self._ordered)
         waiting, self._copied = self._copied, deque()
         for block in waiting:
-            if room > 0 and block.due_s <= now_s:
+            if room > 0 and block.due_s <= now_s and not self._is_barred(block.tenant_id, (block.key,)):
                 room -= 1
                 due.setdefault(block.tenant_id, []).append(block)
             else:
@@ -362,10 +395,10 @@ class RebalanceBook:
             stay = tuple(
                 index for index in dict.fromkeys([new, *where]) if index != go and view.lasting(index)
             )
-            if new not in stay:
-                self._give_up([block])  # it is leaving, or gone: the other copy stays
-            elif new not in where and block.made_s + self.rules.lag_s > now_s:
+            if new not in where and new in stay and block.made_s + self.rules.lag_s > now_s:
                 self._copied.append(block)  # whoever asks the directory would find neither
+            elif new not in where or new not in stay or len(stay) < block.copies:
+                self._give_up([block])  # it is leaving, or gone, or another copy is: this one stays
             else:
                 self._ordered[block.block_id] = block
                 keys.append(block.key)
@@ -385,7 +418,7 @@ class RebalanceBook:
                 self._skipped.add(block.block_id)
 
     def _forget(self, block: _MovingBlock) -> None:
-        self._known.discard(block.block_id)
+        self._known.pop(block.block_id, None)
         self._shift[block.move] -= block.size_bytes
         if not self._shift[block.move]:
             del self._shift[block.move]

@@ -90,11 +90,9 @@ class RebalanceView(Protocol):
     def sites(self) -> Mapping[int, Domains]:
         """Every known node and where it is."""
 
-    def wanted_copies(self, tenant_id: int) -> int:
-        """How many copies a tenant's blocks are to have."""
-
-    def may_copy(self, tenant_id: int) -> bool:
-        """Whether copies can be ordered for a tenant: its name is known."""
+    def may_move(self, tenant_id: int) -> bool:
+        """Whether a tenant's blocks may move: its name is known, and they have no end of life, which begins anew with
+        each copy."""
 
     def calm(self) -> bool:
         """Whether no repair and no drain is under way: they go first."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from mooncache import errors
-from mooncache.auth import check_tenant_name
+from mooncache.auth import check_tenant_name, tenant_id
 from mooncache.master.core.membership import Node
 from mooncache.master.messages import fence
+from mooncache.master.shell.moves_barred import moves_barred
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import common_pb2, master_pb2, store_node_pb2
 from mooncache.runtime.rpc import CallContext
@@ -18,12 +19,15 @@ _ANSWER_S = 0.5
 async def handle(
     state: MasterState, request: master_pb2.PurgeTenantRequest, context: CallContext
 ) -> master_pb2.PurgeTenantResponse:
-    """Ask all known nodes at once; one that does not answer has its error's code. Raises NotLeader, InvalidArgument."""
+    """Ask all known nodes at once; one that does not answer has its error's code.
+
+    Raises NotLeader, InvalidArgument, NodeUnavailable (a block is on its way to a node that is slow).
+    """
     state.require_leading()
     tenant, term = check_tenant_name(request.tenant), state.membership.term
-    timeout_s = max(0.0, context.deadline_s - state.clock.now_s() - _ANSWER_S)
 
     async def purge(node: Node) -> common_pb2.TenantPurge:
+        timeout_s = max(0.0, context.deadline_s - state.clock.now_s() - _ANSWER_S)
         asked = store_node_pb2.NodePurgeTenantRequest(
             tenant=tenant, fence=fence(term, node), erase_keys=request.erase_keys
         )
@@ -34,5 +38,11 @@ async def handle(
             return common_pb2.TenantPurge(node_id=node.node_id, code=error.code)
         return found.purge
 
-    nodes = sorted(state.membership.nodes.values(), key=lambda node: node.node_id)
-    return master_pb2.PurgeTenantResponse(purges=await asyncio.gather(*map(purge, nodes)))
+    until_s = min(state.clock.now_s() + state.limits.node_call_timeout_s, context.deadline_s - _ANSWER_S)
+    async with moves_barred(state, tenant_id(tenant), None, until_s) as late:
+        if late:
+            raise errors.NodeUnavailable(
+                "Blocks of the tenant are on their way to another node, which is slow: try again."
+            )
+        nodes = sorted(state.membership.nodes.values(), key=lambda node: node.node_id)
+        return master_pb2.PurgeTenantResponse(purges=await asyncio.gather(*map(purge, nodes)))

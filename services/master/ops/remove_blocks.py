@@ -1,16 +1,20 @@
-"""RemoveBlocks: remove blocks from every node that holds them.
+"""RemoveBlocks: remove blocks from every node that holds them, or to which one just moves.
 
 The directory learns it from the nodes' reports.
 """
 
 from __future__ import annotations
 
+from mooncache import errors
 from mooncache.client.keys import split_keys
 from mooncache.master.messages import tenant_of
 from mooncache.master.shell.fan_out import all_gone, to_holders
+from mooncache.master.shell.moves_barred import moves_barred
 from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
 from mooncache.runtime.rpc import CallContext
+
+_ANSWER_S = 0.5
 
 
 async def handle(
@@ -29,5 +33,11 @@ async def handle(
             tenant_id=tenant, keys=packed, reason=store_node_pb2.DROP_REASON_REMOVED
         )
 
-    codes = await to_holders(state, "DropBlocks", tenant, keys, make, context)
+    until_s = min(state.clock.now_s() + state.limits.node_call_timeout_s, context.deadline_s - _ANSWER_S)
+    async with moves_barred(state, tenant, frozenset(keys), until_s) as late:
+        beside = [state.rebalance.places(tenant, key) for key in keys]
+        codes = await to_holders(state, "DropBlocks", tenant, keys, make, context, beside)
+    for key, each in zip(keys, codes, strict=True):
+        if key in late:
+            each.append(errors.NodeUnavailable.code)  # its copy may still arrive
     return master_pb2.RemoveBlocksResponse(codes=[all_gone(each) for each in codes])

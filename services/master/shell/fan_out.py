@@ -43,14 +43,16 @@ async def to_holders(
     keys: Sequence[bytes],
     make_request: Callable[[bytes], KeysRequest],
     context: CallContext,
+    beside: Sequence[Sequence[int]] = (),
 ) -> list[list[int]]:
     """Call `method` on every living holder with its keys; return for each key the codes of its holders.
 
-    A node that does not answer contributes its error's code. A key that no node holds gets an empty list.
+    `beside` has for each key nodes to ask that the directory may not know of. A node that does not answer contributes
+    its error's code. A key that no node holds gets an empty list.
     """
     positions: dict[int, list[int]] = {}
     for position, holders in enumerate(state.holders(tenant_id, keys)):
-        for holder in holders:
+        for holder in {*holders, *(beside[position] if beside else ())}:
             positions.setdefault(holder, []).append(position)
     term = state.membership.term
     timeout_s = min(state.limits.node_call_timeout_s, max(0.0, context.deadline_s - state.clock.now_s()))
