@@ -465,7 +465,10 @@ Status Store::Core::publish(Shard& shard, uint32_t index, uint32_t crc, uint64_t
   unlimited.stored(hash);
   if (from_disk) entry.on_disk = store::OnDisk::kWritten;
   // Written by a client while the disk did not answer: what lies there may be another content.
-  if (tier && !from_disk) (void)tier->remove(entry.tenant, entry.key, {});
+  if (tier && !from_disk) {
+    (void)end_leaving(shard, entry.tenant, entry.key);  // so may a former one on its way there
+    (void)tier->remove(entry.tenant, entry.key, {});
+  }
   link(shard, index);
   if (catalogue.is_open())
     catalogue.note_use(slot, entry.tick, static_cast<uint8_t>(entry.queue), entry.writer);

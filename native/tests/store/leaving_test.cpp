@@ -2,7 +2,9 @@
 // finds them. What is removed, purged or recalled in that moment does not arrive on the disk.
 #include <condition_variable>
 #include <filesystem>
+#include <future>
 #include <mutex>
+#include <thread>
 
 #include "store/arena_memory.h"
 #include "store/store_fixture.h"
@@ -89,13 +91,20 @@ class LeavingBlocks : public ::testing::Test {
     ASSERT_NE(store_, nullptr);
   }
   static TenantId tenant_of(uint64_t number) { return number == 3 ? kTenant : kLeavingTenant; }
-  void write(uint64_t number) {
+  void write(uint64_t number) { write(number, number); }
+  void write(uint64_t number, uint64_t content) {
     const WriterNumber writer = number == 3 ? 0 : writer_;
     const auto id = store_->reserve(tenant_of(number), key_of(number), kLeavingBlock, clock_ms(), writer);
     ASSERT_TRUE(id.is_ok()) << number << ": " << id.status().message;
-    ASSERT_EQ(store_->commit(id->id, fill(store_->writable(id->id), number), clock_ms()).code, Code::kOk);
+    ASSERT_EQ(store_->commit(id->id, fill(store_->writable(id->id), content), clock_ms()).code, Code::kOk);
   }
   bool is_there(uint64_t number) { return store_->stat(tenant_of(number), key_of(number), 0).is_ok(); }
+  Result<Pinned> fetched(uint64_t number) {
+    const auto done = std::make_shared<std::promise<void>>();
+    if (store_->fetch(tenant_of(number), key_of(number), [done] { done->set_value(); }))
+      done->get_future().wait();
+    return store_->acquire(tenant_of(number), key_of(number), clock_ms());
+  }
   // The disk goes on. Block 3 stays.
   void check_what_arrives(uint64_t from) {
     gate_->open();
@@ -129,6 +138,27 @@ TEST_F(LeavingBlocks, WhatWasPutAgainAndRemovedDoesNotArriveEither) {
   EXPECT_EQ(store_->remove(kLeavingTenant, key_of(1), RemoveReason::kRemoved, clock_ms()), Code::kOk);
   EXPECT_EQ(store_->remove(kLeavingTenant, key_of(2), RemoveReason::kRemoved, clock_ms()), Code::kOk);
   check_what_arrives(1);
+}
+
+// What a key means to its client may change: the former content never comes back.
+TEST_F(LeavingBlocks, WhatWasPutAgainWithAnotherContentIsWhatArrives) {
+  for (uint64_t number = 0; number < 3; ++number) write(number, 900 + number);
+  gate_->open();
+  ASSERT_TRUE(eventually([&] { return store_->stats().zombie_blocks == 0; }));
+  for (uint64_t number = 1000; number < 1000 + 2 * kLeavingBlocks; ++number) {
+    write(number);
+    if (number % 4 == 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the disk keeps up
+  }
+  for (int process = 0; process < 2; ++process) {
+    for (uint64_t number = 0; number < 3; ++number) {
+      const auto pinned = fetched(number);
+      if (!pinned) continue;
+      EXPECT_TRUE(holds(store_->readable(pinned->id), 900 + number)) << number << " has its former content";
+      store_->release(pinned->id);
+    }
+    EXPECT_SOUND(*store_);
+    open();
+  }
 }
 
 TEST_F(LeavingBlocks, WhatIsPurgedDoesNotArrive) {

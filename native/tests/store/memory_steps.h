@@ -109,7 +109,9 @@ class MemorySteps {
   }
   // Whoever faults elsewhere does it again, without this handler.
   static void on_fault(int, siginfo_t* info, void* context) {
-    MemorySteps& steps = *recording;
+    MemorySteps* const found = recording;
+    if (found == nullptr) return;  // it ended just now, and its memory can be written again
+    MemorySteps& steps = *found;
     steps.fault_ = static_cast<std::byte*>(info->si_addr);
     const auto has = [&](const Region& region) {
       return region.at <= steps.fault_ && steps.fault_ < region.at + region.last.size();
@@ -123,8 +125,10 @@ class MemorySteps {
   }
   static void on_step(int, siginfo_t*, void* context) {
     flags(context) &= ~kTrapFlag;
-    recording->note();
-    recording->protect(PROT_READ);
+    MemorySteps* const found = recording;
+    if (found == nullptr) return;
+    found->note();
+    found->protect(PROT_READ);
   }
   void note() {
     const size_t before = words_.size();

@@ -219,7 +219,7 @@ class WorkerSide:
         """Tokens of which the engine can keep the KV. vLLM knows it where some layers keep only the last ones."""
         blocks = self._cache_config.num_blocks // len(self._groups)
         known = None if self._groups.is_plain else self._config.cache_config.kv_cache_size_tokens
-        return int(known or blocks * self._config.cache_config.block_size)
+        return int(known or blocks * self._groups.block_tokens)
 
     def refuse(self, error: Exception) -> PoolRefusal:
         """`register` failed: what the scheduler's side is to know of it."""

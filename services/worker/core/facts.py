@@ -92,7 +92,7 @@ def facts_from_server_info(models: object, info: object) -> EngineFacts:
         engine_version=found[:128] if isinstance(found, str) else "",
         stages=number(info, "pp_size"),
         ranks=number(info, "tp_size"),
-        replicas=1 if divided else number(info, "dp_size"),
+        replicas=min(1, number(info, "tp_size")) if divided else number(info, "dp_size"),
     )
 
 
