@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import io
@@ -291,7 +292,7 @@ async def test_hits_over_those_of_an_unlimited_pool(
 ) -> None:
     monkeypatch.setattr(collecting, "_TENANTS_S", 0.0)
     cluster = make_cluster(tmp_path / "small", nodes=1, capacity_bytes=16 << 20)
-    cluster.start()
+    await asyncio.to_thread(cluster.start)
     try:
         with mooncache.connect(**cluster.client_settings()) as client:
             async with scene(cluster, tmp_path, http) as found:
@@ -309,7 +310,7 @@ async def test_hits_over_those_of_an_unlimited_pool(
                 (row,) = (await found.page(Topic.POOL))["nodes"]
                 assert row["hits_of_unlimited"] == share
     finally:
-        cluster.stop()
+        await asyncio.to_thread(cluster.stop)
 
 
 async def test_incidents_of_a_conductor_that_went_and_came(
