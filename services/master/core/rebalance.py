@@ -326,7 +326,7 @@ class RebalanceBook:
         keys = tuple(block.key for block in blocks)
         size_bytes = sum(block.size_bytes for block in blocks)
         rate = self.rules.bytes_per_s * self.rules.pace
-        # Never spare: nobody knows which of a block's copies was, and a spare one goes when nobody reads it.
+        # Never spare: which of a block's copies was is not known here, and a spare one goes when it is not read.
         step = RepairStep(self._numbers, *move, tenant_id, keys, size_bytes, rate)
         self._ready.append((step, tuple(blocks)))
 

@@ -188,10 +188,9 @@ class RequestBook:
         request.limit = self._groups.limit(
             len(request.chain), request.prompt_tokens if tokens is None else tokens
         )
-        # vLLM's own hit ends inside a larger block: what is behind it there would not come.
-        if self._groups.columns and local_tokens % self._block_tokens:
-            return Matched(0)
-        if request.loads_off or request.local_blocks >= request.limit:
+        # Where vLLM's own hit ends inside a larger block, what is behind it there would not come.
+        ends_inside = bool(self._groups.columns and local_tokens % self._block_tokens)
+        if ends_inside or request.loads_off or request.local_blocks >= request.limit:
             return Matched(0)
         if request.pending:
             return Matched(None)
