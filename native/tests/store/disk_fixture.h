@@ -348,9 +348,7 @@ class FakeMemory final : public store::disk::Memory {
 class DiskTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("mooncache-disk-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = test_folder();
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override {

@@ -56,9 +56,7 @@ class GatedMemory final : public store::ArenaMemory {
 class LeavingBlocks : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("mooncache-leaving-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = test_folder();
     std::filesystem::create_directories(folder_);
     open();
     // Blocks 0, 1, ... go first. The disk takes the four coldest when memory is nearly full, and waits at the

@@ -25,11 +25,7 @@ constexpr uint64_t kFilled = 200;
 
 class ObjectStoreTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("mooncache-objects-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
-  }
+  void SetUp() override { folder_ = test_folder(); }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
   StoreConfig config(const std::string& node, uint64_t shared_bytes = 32 * kMiB) {

@@ -17,9 +17,7 @@ namespace {
 class SharedTierTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("mooncache-shared-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = test_folder();
     std::filesystem::create_directories(folder_ / "shared");
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <random>
@@ -19,6 +21,13 @@ namespace mooncache::test {
 
 inline constexpr TenantId kTenant = 7;
 inline constexpr uint64_t kMiB = 1 << 20;
+
+// A folder of the running test alone, for files; nothing is made there.
+inline std::filesystem::path test_folder() {
+  return std::filesystem::temp_directory_path() /
+         ("mooncache-" + std::to_string(::getpid()) + "-" +
+          ::testing::UnitTest::GetInstance()->current_test_info()->name());
+}
 
 inline Key key_of(uint64_t number) {
   Key key;

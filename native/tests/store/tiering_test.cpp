@@ -20,9 +20,7 @@ constexpr uint64_t kBlock = 64 << 10;
 class TieringTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("mooncache-tiering-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = test_folder();
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override {

@@ -251,9 +251,7 @@ TEST(Writers, TheIndexOfADiskCountsByTenantAndWriter) {
 class WritersOnDisk : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() /
-              ("mooncache-writers-" + std::to_string(::getpid()) + "-" +
-               ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    folder_ = test_folder();
     std::filesystem::create_directories(folder_);
   }
   void TearDown() override {

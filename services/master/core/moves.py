@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from mooncache.master.core.placement import Domains
+from mooncache.master.core.placement import Domains, spread
 from mooncache.master.core.rebalance_types import Move, NodeFill
 
 
@@ -59,7 +59,7 @@ def choose_move(
         giver = fills[source]
         behind = (giver.used_bytes - size_bytes) / giver.capacity_bytes
         kept = [sites[index] for index in holders if index != source and index in sites]
-        spread = _spread([*kept, giver.domains])
+        before = spread([*kept, giver.domains])
         fitting = [
             (after, index)
             for index, fill in fills.items()
@@ -68,13 +68,8 @@ def choose_move(
             and fill.capacity_bytes
             and (after := (fill.used_bytes + size_bytes) / fill.capacity_bytes)
             <= min(behind, 1.0 - room_share)
-            and all(now >= was for now, was in zip(_spread([*kept, fill.domains]), spread, strict=True))
+            and all(now >= was for now, was in zip(spread([*kept, fill.domains]), before, strict=True))
         ]
         if fitting:
             return Move(source, min(fitting)[1])
     return None
-
-
-def _spread(places: Collection[Domains]) -> list[int]:
-    """In how many zones, racks and hosts copies are."""
-    return [len({place.levels[level] for place in places}) for level in range(3)]

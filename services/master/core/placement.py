@@ -227,6 +227,11 @@ def choose_spread(
     return chosen
 
 
+def spread(places: Collection[Domains]) -> tuple[int, ...]:
+    """In how many zones, racks and hosts copies are."""
+    return tuple(len({place.levels[level] for place in places}) for level in range(3))
+
+
 def copy_to_drop(key: bytes, holders: Mapping[int, Domains], candidates: Collection[Candidate]) -> int:
     """The holder whose copy is missed least: the others are spread best without it; of equals the last in the ranking.
 
@@ -240,8 +245,7 @@ def copy_to_drop(key: bytes, holders: Mapping[int, Domains], candidates: Collect
 
     def worth(index: int) -> tuple[int, ...]:
         rest = [domains for other, domains in holders.items() if other != index]
-        spread = (len({domains.levels[level] for domains in rest}) for level in range(3))
-        return (*spread, ranked.get(index, len(ranked)), index)
+        return (*spread(rest), ranked.get(index, len(ranked)), index)
 
     return max(holders, key=worth)
 

@@ -38,8 +38,7 @@ async def handle(
             return common_pb2.TenantPurge(node_id=node.node_id, code=error.code)
         return found.purge
 
-    until_s = min(state.clock.now_s() + state.limits.node_call_timeout_s, context.deadline_s - _ANSWER_S)
-    async with moves_barred(state, tenant_id(tenant), None, until_s) as late:
+    async with moves_barred(state, tenant_id(tenant), None, context) as late:
         if late:
             raise errors.NodeUnavailable(
                 "Blocks of the tenant are on their way to another node, which is slow: try again."

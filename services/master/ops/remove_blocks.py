@@ -14,8 +14,6 @@ from mooncache.master.state import MasterState
 from mooncache.proto.v1 import master_pb2, store_node_pb2
 from mooncache.runtime.rpc import CallContext
 
-_ANSWER_S = 0.5
-
 
 async def handle(
     state: MasterState, request: master_pb2.RemoveBlocksRequest, context: CallContext
@@ -33,8 +31,7 @@ async def handle(
             tenant_id=tenant, keys=packed, reason=store_node_pb2.DROP_REASON_REMOVED
         )
 
-    until_s = min(state.clock.now_s() + state.limits.node_call_timeout_s, context.deadline_s - _ANSWER_S)
-    async with moves_barred(state, tenant, frozenset(keys), until_s) as late:
+    async with moves_barred(state, tenant, frozenset(keys), context) as late:
         beside = [state.rebalance.places(tenant, key) for key in keys]
         codes = await to_holders(state, "DropBlocks", tenant, keys, make, context, beside)
     for key, each in zip(keys, codes, strict=True):

@@ -7,19 +7,22 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from mooncache.master.state import MasterState
+from mooncache.runtime.rpc import CallContext
 
 _LOOK_S: Final = 0.01
+_REMOVAL_S: Final = 0.5
 
 
 @contextlib.asynccontextmanager
 async def moves_barred(
-    state: MasterState, tenant_id: int, keys: frozenset[bytes] | None, until_s: float
+    state: MasterState, tenant_id: int, keys: frozenset[bytes] | None, context: CallContext
 ) -> AsyncIterator[set[bytes]]:
     """Inside, the rebalance begins nothing with these blocks (None: with all of the tenant's). What it has begun is
-    waited for, until `until_s`.
+    waited for, as long as for a node's answer; the rest of the call's time is for the removal.
 
     Yields: the keys of which something is under way still.
     """
+    until_s = min(state.clock.now_s() + state.limits.node_call_timeout_s, context.deadline_s - _REMOVAL_S)
     book = state.rebalance
     book.bar(tenant_id, keys)
     try:

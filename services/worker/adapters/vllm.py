@@ -102,11 +102,10 @@ class VllmAdapter(EngineAdapter):
     @property
     def orders_by_priority(self) -> bool:
         said = option(self.config.vllm.extra_args, _SCHEDULING)
-        if (
-            not said
-        ):  # one that was started elsewhere got nothing of `_arguments`: vLLM's own default is another one
-            return not self.config.worker.attach_url
-        return said == _BY_PRIORITY
+        if said:
+            return said == _BY_PRIORITY
+        # One that was started elsewhere got nothing of `_arguments`, and vLLM's own default is another one.
+        return not self.config.worker.attach_url
 
     def command(self, launch: Launch) -> Command:
         problem = why_refused(self.config)
